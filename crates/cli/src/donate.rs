@@ -4,6 +4,7 @@
 //! second signal does not wait for them.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Stdio;
@@ -67,6 +68,11 @@ impl DonorService {
     /// What is going on.
     pub(crate) fn status(&self) -> DonorStatus {
         self.donor.status()
+    }
+
+    /// Where it listens for other machines, if anywhere.
+    pub(crate) fn tcp_address(&self) -> Option<SocketAddr> {
+        self.donor.tcp_address()
     }
 
     /// Asks everything back, waits a while for borrowers to move their pages, and stops.
@@ -226,6 +232,7 @@ fn answer(question: Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&json!({ "donor": service.status() })),
+        Question::Cluster => Answer::no_cluster(),
         Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),
     }
 }

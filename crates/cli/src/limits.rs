@@ -18,6 +18,14 @@ pub(crate) const OWN_DONORS_DEFAULT: usize = 3;
 /// Donors that `run` may start.
 pub(crate) const OWN_DONORS_MAX: usize = 16;
 
+/// Machines that a user is told by name when the cluster's are used: more than a line holds.
+pub(crate) const DONORS_TOLD_MAX: usize = 8;
+
+/// How long no lender may have come or gone before the agent chooses donors for its swap devices, which keep them. A
+/// list comes within two pulls of two seconds, and what 32 machines lend within some seconds
+/// (docs/decisions/membership.md).
+pub(crate) const LENDERS_SETTLE: Duration = Duration::from_secs(10);
+
 /// Memory that `run` never lends from its own machine, besides a tenth of all: the desktop or shell must stay usable.
 pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
 
@@ -37,6 +45,17 @@ pub(crate) const RELIEF_DECAY_DIVISOR: u64 = 64;
 /// No group gets more while the machine has less than this available: then the kernel ends a process of the group, as
 /// it does without us.
 pub(crate) const RELIEF_RESERVE_BYTES: u64 = 256 << 20;
+
+/// What is known of a process that faults is looked up again so often: a service that starts under another name, or
+/// moves to its cgroup, does so in its first second.
+pub(crate) const SUBJECT_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked how much may be on its way into a cgroup, and onto the machine. A look costs the kernel
+/// 100 us a cgroup; a limit that is lowered meanwhile leaves an eighth of the old one on its way.
+pub(crate) const ROOM_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Processes, and cgroups, that are remembered; those beyond that are looked up each time.
+pub(crate) const SUBJECTS_MAX: usize = 4096;
+/// How often the process that prefetches for the machine writes down what it did, for `status`.
+pub(crate) const PREFETCH_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
@@ -94,9 +113,39 @@ pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
 pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
 
+/// Processes that are asked for their status at the same time: a machine has some ten of ours, and each costs a thread
+/// for a moment.
+pub(crate) const ASKED_AT_ONCE_MAX: usize = 16;
+
+/// How often the thread that answers scrapes looks whether the agent ends.
+pub(crate) const METRICS_TURN: Duration = Duration::from_millis(200);
+
+/// A client has so long to say what it wants, and again to take it: Prometheus gives up on a scrape after 10 s.
+pub(crate) const METRICS_CLIENT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Longest request for metrics: common web servers take 8 KiB of headers.
+pub(crate) const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;
+
+/// Looks that `top` remembers for its histories: as wide as a wide terminal.
+pub(crate) const TOP_HISTORY_MAX: usize = 256;
+/// Longest filter of `top`: what fits beside it in 80 columns.
+pub(crate) const TOP_FILTER_LENGTH_MAX: usize = 30;
+/// How often `top` looks unless told otherwise, in seconds, as other tools of its name.
+pub(crate) const TOP_INTERVAL_SECONDS_DEFAULT: f64 = 1.0;
+/// The shortest interval: a look takes some milliseconds of every process of ours.
+pub(crate) const TOP_INTERVAL_SECONDS_MIN: f64 = 0.1;
+/// The longest, for `--json` into a file.
+pub(crate) const TOP_INTERVAL_SECONDS_MAX: f64 = 3600.0;
+/// How long `top` waits for a key before it looks at signals and new figures.
+pub(crate) const TOP_TURN: Duration = Duration::from_millis(50);
+
 /// An empty memory group without an owner is removed when it is older than this: the process that made it moves in
 /// within moments.
 pub(crate) const STRAY_GROUP_AGE: Duration = Duration::from_secs(60);
+
+/// Largest trace, decompressed: some 300 million faults, which is more than an hour of nothing but faults. A replay
+/// keeps 16 bytes of each event.
+pub(crate) const TRACE_BYTES_MAX: u64 = 1 << 30;
 
 /// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
 pub(crate) const NAME_LENGTH_MAX: usize = 32;

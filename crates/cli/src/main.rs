@@ -4,9 +4,11 @@
 //! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
-//! - [`donate`]: lending; [`agent`]: the daemon.
+//! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
+//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
-//!   [`mend`].
+//!   [`mend`]; [`generated_files`]: for packages.
+//! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live.
 
 #![forbid(unsafe_code)]
 
@@ -14,16 +16,22 @@ mod agent;
 mod arguments;
 mod budget;
 mod cgroup;
+mod cluster_command;
+mod cluster_donors;
 mod device;
 mod doctor;
 mod donate;
 mod failure;
+mod generated_files;
 mod interruption;
 mod limits;
 mod machine;
 mod mend;
+mod metrics;
+mod observation;
 mod output;
 mod own_donors;
+mod prefetch_report;
 mod registry;
 mod run;
 mod size;
@@ -31,6 +39,9 @@ mod status;
 mod status_socket;
 mod swap_area;
 mod swap_command;
+mod top;
+mod trace;
+mod trace_file;
 
 use std::process::ExitCode;
 
@@ -46,7 +57,9 @@ fn main() -> ExitCode {
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
     // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that
     // does more than this call keeps it.
-    let is_needed = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "doctor");
+    let is_needed = std::env::args_os()
+        .nth(1)
+        .is_some_and(|command| ["run", "trace", "doctor"].iter().any(|name| command == *name));
     if let Err(error) = spillway_sys::userfaultfd::tracing_right::give_up(is_needed) {
         eprintln!(
             "spillway: CAP_SYS_PTRACE, which this program file has, cannot be given up: {error}; take it away with setcap -r"
@@ -89,13 +102,18 @@ fn log_to_stderr() {
 fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, Failure> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
+        Command::Trace(command) => return trace::execute(command),
         Command::BecomeProgram(arguments) => return Err(run::become_program::become_program(&arguments)),
         Command::Swap(command) => swap_command::execute(&command)?,
         Command::Device(command) => device::command::execute(&command)?,
         Command::Donate(arguments) => donate::execute(&arguments)?,
         Command::Status(output) => status::show(&output, None, &|_| true)?,
+        Command::Cluster(output) => cluster_command::execute(&output)?,
+        Command::Top(arguments) => top::execute(&arguments)?,
         Command::Doctor(arguments) => doctor::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,
+        Command::GenerateFiles(arguments) => generated_files::write(&arguments.share)?,
+        Command::PrefetchSwap(arguments) => device::prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,
         Command::ServeDevice(arguments) => match &arguments.kept {
             Some(handed) => device::serve::serve(&arguments.launched, handed, io_flusher)?,
             None => device::keeper::keep(&arguments.launched)?,

@@ -5,6 +5,7 @@
 //! and mounts.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -19,6 +20,7 @@ use crate::device::records::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::reserve::Reserve;
+use crate::machine::swap_read_ahead::ReadAheadAside;
 use crate::machine::waiting::wait_until;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
@@ -85,41 +87,36 @@ fn may_mend_kernel() -> bool {
 /// What dead processes left in the kernel.
 fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failure> {
     for group in stray_groups(registry)? {
-        let path = group.path().display().to_string();
-        match group.remove(Instant::now()) {
-            Ok(()) => lines.push(format!("removed the memory group {path}")),
-            Err(error) => lines.push(format!("the memory group {path} could not be removed: {error}")),
-        }
+        lines.push(removed(&format!("the memory group {}", group.path().display()), group.remove(Instant::now())));
     }
-    for mended in fuse::leftovers::mend().map_err(Failure::failed)? {
-        let what = describe(&mended.leftover);
-        match mended.result {
-            Ok(()) => lines.push(format!("removed {what}")),
-            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
+    for leftover in fuse::leftovers::list().map_err(Failure::failed)? {
+        // Its entry is gone (a container or a registry that was removed), and its pages are lost with its server. Swap
+        // that is on would keep it.
+        if let LeftoverKind::LoopDevice(path) = &leftover.kind
+            && let Err(error) = swap_area::off(path, true)
+        {
+            lines.push(error.to_string());
         }
+        lines.push(removed(&describe(&leftover), fuse::leftovers::remove(&leftover)));
     }
     let kept = kept_devices(registry)?;
-    for abandoned in ublk::leftovers::list().map_err(Failure::failed)? {
-        if kept.contains(&abandoned.identity.path()) {
-            continue;
-        }
-        let what = describe_ublk(&abandoned);
-        match ublk::leftovers::delete(abandoned.identity) {
-            Ok(()) => lines.push(format!("removed {what}")),
-            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
-        }
+    let ublk_devices = ublk::leftovers::list().map_err(Failure::failed)?;
+    for left in ublk_devices.iter().filter(|left| !kept.contains(&left.identity.path())) {
+        lines.push(removed(&describe_ublk(left), ublk::leftovers::delete(left.identity)));
     }
-    for abandoned in nbd::leftovers::list().map_err(Failure::failed)? {
-        if kept.contains(&abandoned.path()) {
-            continue;
-        }
-        let what = describe_nbd(&abandoned);
-        match nbd::leftovers::end(&abandoned) {
-            Ok(()) => lines.push(format!("removed {what}")),
-            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
-        }
+    let nbd_devices = nbd::leftovers::list().map_err(Failure::failed)?;
+    for left in nbd_devices.iter().filter(|left| !kept.contains(&left.path())) {
+        lines.push(removed(&describe_nbd(left), nbd::leftovers::end(left)));
     }
     Ok(())
+}
+
+/// Whether `what` is gone, in words.
+fn removed(what: &str, result: Result<(), impl Display>) -> String {
+    match result {
+        Ok(()) => format!("removed {what}"),
+        Err(error) => format!("{what} could not be removed: {error}"),
+    }
 }
 
 /// Block devices whose keepers live: they may lack a process for a moment.
@@ -161,6 +158,8 @@ fn dead(registry: &Registry) -> Result<Vec<Found>, Failure> {
 }
 
 fn mend(registry: &Registry, found: &Found) -> Vec<String> {
+    // Its owner prefetches no more.
+    drop(ReadAheadAside::recorded(&found.path));
     let mut errors = match found.kind {
         Kind::Run => take_down(&mut RunLeftovers::of_run(registry, &found.name)),
         Kind::Device => mend_device(found).err().into_iter().collect(),

@@ -17,7 +17,6 @@ use crate::failure::Failure;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::process::{open_log, wait_for};
-use crate::registry::{Kind, Registry};
 use crate::size::human;
 
 /// How many donors to start, and what each lends.
@@ -66,14 +65,6 @@ pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Red
         )));
     }
     Ok(size_bytes)
-}
-
-/// Donors of this machine's agent: without `--donor`, the cluster that the machine is part of is used.
-pub(crate) fn agent_donors(registry: &Registry) -> Result<Vec<DonorAddress>, Failure> {
-    let entries = registry.entries().map_err(Failure::failed)?;
-    let agents = entries.iter().filter(|found| found.kind == Kind::Agent && found.is_alive());
-    let sockets = agents.map(|found| found.path.join("donor.sock")).filter(|socket| socket.exists());
-    Ok(sockets.map(DonorAddress::Unix).collect())
 }
 
 /// Donors of one owner; ended when dropped, if they have not been by then.

@@ -12,6 +12,7 @@ use crate::arguments::OutputArguments;
 use crate::failure::Failure;
 use crate::machine::memory::Memory;
 use crate::machine::swap_list::{self, SwapArea};
+use crate::prefetch_report;
 use crate::registry::{Found, Kind, Registry};
 use crate::size::human;
 use crate::status_socket;
@@ -20,20 +21,20 @@ use crate::status_socket;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Item {
     /// What it is.
-    kind: Kind,
+    pub(crate) kind: Kind,
     /// Its name.
-    name: String,
+    pub(crate) name: String,
     /// Whose it is.
-    pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
     /// `running`, `silent` (its process does not answer), `orphaned` (a device whose keeper is gone, and which is
     /// served all the same) or `dead` (its process is gone and left it).
-    state: &'static str,
+    pub(crate) state: &'static str,
     /// What it says of itself; null if it says nothing.
-    report: Value,
+    pub(crate) report: Value,
     /// The swap area on a device.
-    swap: Option<SwapArea>,
+    pub(crate) swap: Option<SwapArea>,
     /// What the user should know.
-    warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The whole answer; its JSON form is stable.
@@ -125,6 +126,11 @@ impl Item {
         &self.name
     }
 
+    /// Bytes of the pages that a device stores at its donors.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.number("/device/pages_stored") * 4096
+    }
+
     /// The run that a device belongs to.
     pub(crate) fn run(&self) -> Option<&str> {
         self.report.get("run").and_then(Value::as_str)
@@ -146,7 +152,11 @@ fn describe(text: &mut String, item: &Item) {
     if item.report.is_object() {
         match item.kind {
             Kind::Device => describe_device(text, item),
-            Kind::Donor | Kind::Agent => describe_donor(text, item),
+            Kind::Donor => describe_donor(text, item),
+            Kind::Agent => {
+                describe_donor(text, item);
+                describe_cluster(text, item);
+            }
             Kind::Run => describe_run(text, item),
         }
     }
@@ -191,6 +201,9 @@ fn describe_device(text: &mut String, item: &Item) {
             "  the backing file takes its blocks as pages are written; a disk that others fill may lack them"
         );
     }
+    if let Some(line) = item.report.get("prefetch").and_then(prefetch_report::describe) {
+        let _ = writeln!(text, "  {line}");
+    }
     describe_donors(text, item.report.pointer("/device/donors"));
     for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
         let _ = writeln!(text, "  note: {note}");
@@ -232,6 +245,12 @@ fn latency_of(donor: &Value) -> String {
 }
 
 fn describe_donor(text: &mut String, item: &Item) {
+    if let Some(url) = item.report.get("metrics").and_then(Value::as_str) {
+        let _ = writeln!(text, "  metrics: {url}");
+    }
+    if item.report.get("donor").is_none_or(Value::is_null) {
+        return;
+    }
     let number = |name: &str| human(item.number(&format!("/donor/{name}")));
     let _ = writeln!(
         text,
@@ -242,6 +261,18 @@ fn describe_donor(text: &mut String, item: &Item) {
     );
     let sessions = item.report.pointer("/donor/sessions").and_then(Value::as_array);
     sessions.into_iter().flatten().for_each(|session| describe_session(text, session));
+}
+
+/// The cluster of an agent, if it belongs to one.
+fn describe_cluster(text: &mut String, item: &Item) {
+    let Some(cluster) = item.report.get("cluster").filter(|cluster| cluster.is_object()) else { return };
+    let name = cluster.get("name").and_then(Value::as_str).unwrap_or("-");
+    let machines = cluster.get("machines").and_then(Value::as_u64).unwrap_or(0);
+    let _ = writeln!(text, "  cluster {name}: {machines} machines; `spillway cluster` shows them");
+    let warnings = cluster.get("warnings").and_then(Value::as_array);
+    for warning in warnings.into_iter().flatten().filter_map(Value::as_str) {
+        let _ = writeln!(text, "  warning: {warning}");
+    }
 }
 
 /// One borrower of a donor.
@@ -263,6 +294,9 @@ fn describe_run(text: &mut String, item: &Item) {
         (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
     let _ = writeln!(text, "  footprint {footprint}, local {local}, lent {lent}, budget {}", item.text("/local"));
     let _ = writeln!(text, "  memory comes by {} ({})", item.text("/via/way"), item.text("/via/reason"));
+    if let Some(line) = item.report.get("prefetch").and_then(prefetch_report::describe) {
+        let _ = writeln!(text, "  {line}");
+    }
     if item.report.pointer("/pager/pager").is_some() {
         describe_pager(text, item);
     }
@@ -345,6 +379,13 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_tells_where_its_metrics_are_and_lends_nothing_that_it_does_not() {
+        let mut text = String::new();
+        describe(&mut text, &item(Kind::Agent, json!({"donor": null, "metrics": "http://127.0.0.1:7071/metrics"})));
+        assert_eq!(text, "agent x: running (process 7)\n  metrics: http://127.0.0.1:7071/metrics\n");
+    }
+
+    #[test]
     fn a_run_tells_how_its_memory_comes_and_what_the_pager_did() {
         let donor = json!({"address": "a:1", "state": "connected", "transport": "shm", "slabs": 3});
         let report = json!({"local": "50%", "footprint_bytes": 64 << 20, "via": {"way": "pager", "reason": "asked for"},
@@ -356,6 +397,15 @@ mod tests {
         {
             assert!(text.contains(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn a_run_tells_what_it_prefetches() {
+        let report = json!({"local": "50%", "via": {"way": "swap", "reason": "asked for"},
+            "prefetch": {"policy": "streams", "is_active": true, "samples": {"major": 3}, "pages_asked": 64}});
+        let mut text = String::new();
+        describe(&mut text, &item(Kind::Run, report));
+        assert!(text.contains("\n  prefetching: streams; 3 samples"), "{text}");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) enum Question {
     Ping,
     /// What is going on?
     Status,
+    /// Which machines belong to the cluster?
+    Cluster,
     /// Please end, leaving nothing behind.
     Stop,
 }
@@ -33,7 +35,7 @@ pub(crate) struct Answer {
     /// Why it was not done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// The status, for [`Question::Status`].
+    /// The status, for [`Question::Status`] and [`Question::Cluster`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<Value>,
 }
@@ -47,6 +49,11 @@ impl Answer {
     /// It was not done.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
         Self { error: Some(why.into()), status: None }
+    }
+
+    /// Only an agent knows a cluster.
+    pub(crate) fn no_cluster() -> Self {
+        Self::refused("only an agent belongs to a cluster, by [cluster] in its configuration")
     }
 
     /// What is going on.
@@ -142,7 +149,9 @@ fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(Question) -> Answer)
     prepare(stream, limits::STATUS_DEADLINE)?;
     let reply = match serde_json::from_str(&read_line(stream, limits::STATUS_DEADLINE)?) {
         Ok(question) => answer(question),
-        Err(error) => Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\" or \"stop\"")),
+        Err(error) => {
+            Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\", \"cluster\" or \"stop\""))
+        }
     };
     write_line(stream, &reply)
 }
@@ -195,7 +204,7 @@ mod tests {
         match question {
             Question::Ping => Answer::done(),
             Question::Status => Answer::status(&serde_json::json!({"pages": 7})),
-            Question::Stop => Answer::refused("in use"),
+            Question::Cluster | Question::Stop => Answer::refused("in use"),
         }
     }
 

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
+use crate::device::prefetch::plan::PrefetchPlan;
 use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
 use crate::failure::Failure;
@@ -27,7 +28,9 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
 fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, Purpose::Swap, &interruption)?;
+    let prefetch = PrefetchPlan::new(arguments)?;
+    let purpose = Purpose::Swap(prefetch.as_ref());
+    let mut device = start(&registry, &arguments.name, &arguments.device, purpose, &interruption)?;
     let path = device.path().to_path_buf();
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));

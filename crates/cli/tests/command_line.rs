@@ -376,3 +376,53 @@ fn where_no_loop_device_can_be_had_it_is_said_within_seconds() {
         }
     }
 }
+
+#[test]
+fn a_trace_that_cannot_be_written_starts_no_program() {
+    let disk = disk_directory();
+    let mine = disk.path().join("mine.trace");
+    std::fs::write(&mine, "kept").unwrap();
+    let started = disk.path().join("started");
+    let record = |output: &Path, status: i32, expected: &[&str]| {
+        let (output, started) = (output.to_str().unwrap(), started.to_str().unwrap());
+        assert_fails(&["trace", "record", "--output", output, "--", "touch", started], status, expected);
+    };
+    record(&mine, 2, &["mine.trace exists already", "--output"]);
+    record(&disk.path().join("no/where.trace"), 1, &["cannot be written", "--output"]);
+    record(Path::new("/dev/full"), 2, &["exists already"]);
+    assert_eq!(std::fs::read(&mine).unwrap(), b"kept");
+    assert!(!started.exists());
+    let unstarted = disk.path().join("unstarted.trace");
+    let output = unstarted.to_str().unwrap();
+    assert_fails(&["trace", "record", "--output", output, "--", "no-such-program-anywhere"], 127, &["no such program"]);
+    assert_fails(&["trace", "record", "--output", output, "--limit", "2T", "--", "true"], 2, &["at most 1 GiB"]);
+    // An option that the way does not have is found before anything starts, and the file goes again.
+    let wrong = ["--via", "pager", "--prefetch", "kernel", "--", "true"];
+    let said = mistake(&[&["trace", "record", "--output", output][..], &wrong].concat());
+    assert!(!said.status.success() && !unstarted.exists(), "{}", said.errors);
+}
+
+#[test]
+fn files_that_are_no_traces_are_told() {
+    let disk = disk_directory();
+    let file = disk.path().join("some.trace");
+    let path = file.to_str().unwrap();
+    assert_fails(&["trace", "replay", path], 1, &["some.trace", "No such file"]);
+    for command in ["replay", "plot"] {
+        for (content, expected) in [
+            (&b"text"[..], "not a trace"),
+            (b"", "not a trace"),
+            (&[0x1f, 0x8b, 8, 0], "was cut"),
+            (b"SPWTRACE\x01\x00\x01\0\0\0\0\0\x09\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "damaged"),
+            (b"SPWTRACE\x09\x00\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "version 9"),
+            (b"SPWTRACE\x01\x00\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "smaller --local"),
+        ] {
+            std::fs::write(&file, content).unwrap();
+            assert_fails(&["trace", command, path], 1, &["some.trace", expected]);
+        }
+    }
+    assert_fails(&["trace", "replay", "--policy", "magic", path], 2, &["'magic' is no policy", "leap-published"]);
+    assert_fails(&["trace", "replay", "--local", "0%", path], 2, &["50%"]);
+    assert_fails(&["trace", "plot", "--output", path, path], 2, &["overwrite the trace"]);
+    assert_fails(&["trace", "plot", "--of", "nothing", path], 2, &["distances"]);
+}

@@ -8,11 +8,13 @@
 //!   no more.
 //! - `both_ways/peculiarities.rs`: what the kernel does with memory on the side, and all of it at random;
 //!   `both_ways/dumps.rs`: core dumps.
-//! - `end_to_end/unmovable.rs`: memory that cannot leave.
+//! - `end_to_end/unmovable.rs`: memory that cannot leave; `both_ways/traces.rs`: page faults, recorded and replayed.
 //! - `both_ways/manners.rs`: exit status, signals and terminal; `end_to_end/killed_runs.rs`: what a killed run
 //!   leaves; `both_ways/left_behind.rs`: what a killed program leaves.
 //! - `end_to_end/plain_device.rs`: file systems and fio on a plain device; `end_to_end/machine_swap.rs`: `swap on`
 //!   and `off`.
+//! - `both_ways/clusters.rs`, `end_to_end/clusters.rs`: donors that a run, a device and an agent find in the cluster.
+//! - `end_to_end/prefetching.rs`: pages that come from swap before the program faults on them.
 //! - `end_to_end/network_disk.rs`: a device that NBD clients use.
 //! - `end_to_end/crash.rs`: the device's own process dies, and another one goes on.
 //! - `both_ways/chaos.rs`: donors die, stop and come back; `both_ways/cut_off.rs`: cables are pulled and disks are
@@ -32,10 +34,12 @@ mod both_ways;
 
 mod end_to_end {
     mod at_random;
+    mod clusters;
     mod crash;
     mod killed_runs;
     mod machine_swap;
     mod network_disk;
     mod plain_device;
+    mod prefetching;
     mod unmovable;
 }

@@ -6,7 +6,8 @@
 //! - `both_ways/programs.rs`, `both_ways/java.rs`, `both_ways/servers.rs`, `both_ways/peculiarities.rs`,
 //!   `both_ways/dumps.rs`, `both_ways/overcommit.rs`: exact output at 50 and 25 %, shared with the other test binary;
 //!   `both_ways/shares.rs`: that they had so much and no more.
-//! - `both_ways/manners.rs`: exit status, signals and terminal, shared too.
+//! - `both_ways/clusters.rs`: donors that a run finds by itself, shared too.
+//! - `both_ways/manners.rs`: exit status, signals and terminal; `both_ways/traces.rs`: faults recorded; shared too.
 //! - `pager/emulator.rs`: a guest in QEMU; `pager/forks.rs`: what children share; `pager/hostile.rs`: programs that
 //!   mean harm; `pager/calls.rs`: system calls that the pager has to hear of; `pager/debugged.rs`: programs that a
 //!   debugger stops; `pager/ordinary_user.rs`: without root, `pager/users_forks.rs`: forks that the kernel tells
@@ -14,7 +15,8 @@
 //!   half and a quarter; `pager/descriptors.rs`: many programs at once; `pager/bare_exits.rs`: programs whose ends no
 //!   library hears of; `pager/threads.rs`: what they have more than they started; `pager/back_pressure.rs`: who
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/refused.rs`: programs
-//!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first.
+//!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
+//!   `pager/prefetching.rs`: pages that come along.
 //! - `both_ways/chaos.rs`, `both_ways/cut_off.rs`: donors die, stop and come back, cables are pulled and disks are
 //!   full, shared too; `pager/lost_copies.rs`: no other process had them; `pager/violence.rs`, `pager/families.rs`: the
 //!   pager and programs are killed, alone and with forked children; `both_ways/left_behind.rs`: a program alone,
@@ -46,6 +48,7 @@ mod pager {
     mod locked;
     mod lost_copies;
     mod ordinary_user;
+    mod prefetching;
     mod refused;
     mod sanitizers;
     mod slow_donors;

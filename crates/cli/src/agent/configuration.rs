@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -16,7 +17,8 @@ use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
-use crate::arguments::{DonateArguments, OutputArguments};
+use super::cluster::role::ClusterRole;
+use crate::arguments::{DonateArguments, OutputArguments, PrefetchChoice};
 use crate::limits;
 use crate::size::Size;
 
@@ -51,9 +53,23 @@ pub(crate) enum ConfigurationError {
         /// What is wrong.
         why: String,
     },
-    /// Neither role is named.
-    #[error("{0} names no role; write a table [donor], [borrower] or both")]
+    /// A swap device has no donors and no cluster to find some in.
+    #[error("{paths}: [borrower] '{name}' names no donors; write donors = [\"HOST:PORT\"], or a table [cluster]")]
+    NoDonors {
+        /// The files.
+        paths: String,
+        /// The device.
+        name: String,
+    },
+    /// No role is named.
+    #[error("{0} names no role; write a table [donor], [borrower], [cluster] or [metrics], or several")]
     NoRole(String),
+    /// Metrics where other machines could read them, told only once.
+    #[error(
+        "[metrics] listen = \"{0}\" lets other machines read who lends and borrows how much; \
+         write insecure_listen = true beside it if that is meant, or an address of 127.0.0.1"
+    )]
+    OpenMetrics(SocketAddr),
 }
 
 /// The agent's roles.
@@ -62,8 +78,25 @@ pub(crate) enum ConfigurationError {
 pub(crate) struct Configuration {
     /// Lends memory.
     pub(crate) donor: Option<DonorRole>,
-    /// Swaps to donors.
-    pub(crate) borrower: Option<BorrowerRole>,
+    /// Swap to donors: `[borrower]`, or any number of `[borrower.NAME]`.
+    #[serde(default, rename = "borrower", deserialize_with = "borrowers")]
+    pub(crate) borrowers: Vec<BorrowerRole>,
+    /// Belongs to a cluster.
+    pub(crate) cluster: Option<ClusterRole>,
+    /// Tells Prometheus what happens on this machine.
+    pub(crate) metrics: Option<MetricsRole>,
+}
+
+/// `[metrics]`: a page for Prometheus.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MetricsRole {
+    /// Where it listens.
+    #[serde(default = "default_metrics_address", deserialize_with = "socket_address")]
+    pub(crate) listen: SocketAddr,
+    /// Also where other machines can connect.
+    #[serde(default)]
+    insecure_listen: bool,
 }
 
 /// `[donor]`: the options of `spillway donate`.
@@ -79,7 +112,7 @@ pub(crate) struct DonorRole {
     slab_size: Size,
 }
 
-/// `[borrower]`: the options of `spillway swap on`.
+/// `[borrower]` or `[borrower.NAME]`: the options of `spillway swap on`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BorrowerRole {
@@ -88,8 +121,8 @@ pub(crate) struct BorrowerRole {
     pub(crate) name: String,
     /// Bytes of the device.
     pub(crate) size: Size,
-    /// Donors to borrow from.
-    #[serde(deserialize_with = "donors")]
+    /// Donors to borrow from; empty for those of the cluster.
+    #[serde(default, deserialize_with = "donors")]
     pub(crate) donors: Vec<DonorAddress>,
     /// The setting for copies.
     #[serde(default, deserialize_with = "redundancy")]
@@ -115,10 +148,30 @@ pub(crate) struct BorrowerRole {
     pub(crate) slab_size: Size,
     /// Swap priority.
     pub(crate) priority: Option<i32>,
+    /// Which pages come ahead.
+    #[serde(default)]
+    pub(crate) prefetch: PrefetchChoice,
+    /// For the processes in these memory cgroups.
+    #[serde(default)]
+    pub(crate) prefetch_cgroups: Vec<PathBuf>,
+    /// For the processes of these names.
+    #[serde(default)]
+    pub(crate) prefetch_processes: Vec<String>,
 }
 
 fn default_name() -> String {
     "swap".to_owned()
+}
+
+/// Beside the donor's port, which is 7070.
+fn default_metrics_address() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 7071))
+}
+
+fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let mistake = || format!("'{text}' is no address; write IP:PORT, such as {}", default_metrics_address());
+    text.parse().map_err(|_| serde::de::Error::custom(mistake()))
 }
 
 fn default_slab_size() -> Size {
@@ -133,6 +186,26 @@ fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress
 /// A setting that is written as on the command line.
 fn word<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+/// One device, or tables that name one each.
+fn borrowers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BorrowerRole>, D::Error> {
+    let table = toml::Table::deserialize(deserializer)?;
+    let role = |table: toml::Value| table.try_into().map_err(|error| serde::de::Error::custom(first_line(&error)));
+    if table.is_empty() || !table.values().all(toml::Value::is_table) {
+        return Ok(vec![role(toml::Value::Table(table))?]);
+    }
+    let named = |(name, value): (String, toml::Value)| {
+        let said = value.get("name").is_some();
+        let role = BorrowerRole { name: name.clone(), ..role(value)? };
+        let message = || serde::de::Error::custom(format!("[borrower.{name}] has its name already; leave out 'name'"));
+        if said { Err(message()) } else { Ok(role) }
+    };
+    table.into_iter().map(named).collect()
+}
+
+fn first_line(error: &toml::de::Error) -> String {
+    error.message().to_owned()
 }
 
 fn redundancy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Redundancy>, D::Error> {
@@ -157,6 +230,12 @@ impl DonorRole {
 }
 
 impl Configuration {
+    /// The key file that the roles name.
+    pub(crate) fn key(&self) -> Option<PathBuf> {
+        let donor = self.donor.as_ref().and_then(|role| role.key.clone());
+        donor.or_else(|| self.borrowers.iter().find_map(|role| role.key.clone()))
+    }
+
     /// Reads `path` and every `*.toml` in `spillway.d` beside it.
     pub(crate) fn load(path: &Path) -> Result<Self, ConfigurationError> {
         let mut paths = vec![path.to_path_buf()];
@@ -180,10 +259,19 @@ impl Configuration {
         let configuration: Self = toml::Value::Table(together).try_into().map_err(|source| {
             ConfigurationError::Invalid { paths: paths.clone(), why: without_keys(source.message()) }
         })?;
-        if configuration.donor.is_none() && configuration.borrower.is_none() {
-            return Err(ConfigurationError::NoRole(paths));
+        let is_member = configuration.cluster.is_some();
+        let has_role = configuration.donor.is_some() || !configuration.borrowers.is_empty() || is_member;
+        let lacks_donors = |role: &&BorrowerRole| role.donors.is_empty() && !is_member;
+        if let Some(role) = configuration.borrowers.iter().find(lacks_donors) {
+            return Err(ConfigurationError::NoDonors { paths, name: role.name.clone() });
         }
-        Ok(configuration)
+        match &configuration.metrics {
+            None if !has_role => Err(ConfigurationError::NoRole(paths)),
+            Some(metrics) if !metrics.listen.ip().is_loopback() && !metrics.insecure_listen => {
+                Err(ConfigurationError::OpenMetrics(metrics.listen))
+            }
+            _ => Ok(configuration),
+        }
     }
 }
 
@@ -254,7 +342,7 @@ mod tests {
         let configuration = parse(&["[donor]\n", BORROWER]).unwrap();
         let donor = configuration.donor.unwrap().arguments();
         assert_eq!((donor.memory, donor.listen.len(), donor.owned), (None, 0, false));
-        let borrower = configuration.borrower.unwrap();
+        let borrower = configuration.borrowers.first().unwrap();
         assert_eq!((borrower.name.as_str(), borrower.size.bytes, borrower.donors.len()), ("swap", 1 << 30, 2));
         assert_eq!(borrower.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);
     }
@@ -282,20 +370,57 @@ mod tests {
     }
 
     #[test]
+    fn borrowers_in_a_cluster_need_no_donors() {
+        let configuration = parse(&["[borrower]\nsize = \"1G\"\n[cluster]\nname = \"home\"\n"]).unwrap();
+        assert!(configuration.borrowers[0].donors.is_empty());
+    }
+
+    #[test]
+    fn any_number_of_borrowers_have_names() {
+        let table = |name: &str| format!("[borrower.{name}]\nsize = \"1G\"\ndonors = [\"a:1\"]\n");
+        let configuration = parse(&[&table("fast"), &table("slow")]).unwrap();
+        let names: Vec<_> = configuration.borrowers.iter().map(|role| role.name.as_str()).collect();
+        assert_eq!(names, ["fast", "slow"]);
+        let error = parse(&[&format!("{}name = \"x\"\n", table("fast"))]).unwrap_err();
+        assert!(error.contains("[borrower.fast]"), "{error}");
+        assert!(parse(&[&table("fast"), BORROWER]).unwrap_err().contains("fast"));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, expected) in [
             ("[donor]\nmemmory = \"1G\"\n", "memmory"),
             ("[doner]\n", "doner"),
             ("[donor]\nmemory = \"lots\"\n", "'lots' is not a size"),
             ("[borrower]\nsize = \"1G\"\ndonors = [\"x\"]\n", "HOST:PORT"),
-            ("[borrower]\nsize = \"1G\"\ndonors = []\nredundancy = \"raid\"\n", "replicas=N"),
+            ("[borrower]\nsize = \"1G\"\ndonors = [\"a:1\"]\nredundancy = \"raid\"\n", "replicas=N"),
             ("[borrower]\ndonors = []\n", "size"),
             ("[donor\n", "0.toml"),
+            ("[donor]\n[cluster]\n", "name"),
+            ("[donor]\n[cluster]\nname = \"x\"\nseeds = [\"node1\"]\n", "HOST:PORT"),
+            ("[borrower]\nsize = \"1G\"\n", "[cluster]"),
+            ("[borrower.far]\nsize = \"1G\"\ndonors = []\n", "'far' names no donors"),
             ("", "names no role"),
         ] {
             let error = parse(&[text]).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn metrics_stay_on_this_machine_unless_told_twice() {
+        let metrics =
+            |text: &str| parse(&[text]).map(|configuration| configuration.metrics.unwrap().listen.to_string());
+        assert_eq!(metrics("[metrics]\n").unwrap(), "127.0.0.1:7071");
+        assert_eq!(metrics("[metrics]\nlisten = \"[::1]:9\"\n").unwrap(), "[::1]:9");
+        for open in ["0.0.0.0:9", "10.0.0.1:9", "[::]:9"] {
+            let text = format!("[metrics]\nlisten = \"{open}\"\n");
+            let error = metrics(&text).unwrap_err();
+            assert!(error.contains(open) && error.contains("insecure_listen = true"), "{error}");
+            assert_eq!(metrics(&format!("{text}insecure_listen = true\n")).unwrap(), open);
+        }
+        let error = metrics("[metrics]\nlisten = \"everywhere\"\n").unwrap_err();
+        assert!(error.contains("'everywhere' is no address") && error.contains("127.0.0.1:7071"), "{error}");
     }
 
     #[test]

@@ -1,28 +1,43 @@
 //! `spillway agent`: the long-running daemon, a donor, a borrower, or both, as its configuration says.
 //!
-//! - [`configuration`]: what the files may say.
+//! - [`configuration`]: what the files may say. [`cluster`]: the other machines. [`scrapes`]: its metrics.
 
+pub(crate) mod cluster;
 pub(crate) mod configuration;
+mod scrapes;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use self::cluster::role::ClusterRole;
+use self::cluster::view::{ClusterView, MemberView};
+use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
+use crate::cluster_donors;
+use crate::cluster_donors::choice::Settling;
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
+use crate::metrics::server::MetricsServer;
 use crate::registry::{Kind, Registry};
 use crate::status::{self, Item};
 use crate::status_socket::{Answer, Question, StatusServer};
-use crate::{mend, output, swap_command};
+use crate::{limits, mend, output, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);
 
 /// How long the agent waits before it tries a swap device again that could not be had.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// How often the agent looks whether the cluster's lenders stay the same, before it chooses among them.
+const SETTLING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the agent asks its devices how much they use, for the cluster.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs the daemon until it is told to end.
 pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
@@ -39,30 +54,109 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+    let metrics = configuration.metrics.as_ref().map(scrapes::bind).transpose()?;
     let donor = match &configuration.donor {
         Some(role) => Some(DonorService::start(&role.arguments(), &entry)?),
         None => None,
     };
-    let mut borrower = configuration.borrower.as_ref().map(Borrower::new);
-    while interruption.signal().is_none() {
-        if let Some(borrower) = &mut borrower {
-            borrower.turn(&registry);
-        }
-        sockets.serve(TURN, &mut |question| answer(question, donor.as_ref()));
-    }
-    let brought_back = borrower.map_or(Ok(()), |borrower| borrower.end());
+    let url = metrics.as_ref().map(MetricsServer::url);
+    let work = || work(&configuration, &registry, &sockets, &interruption, donor.as_ref(), url.as_deref());
+    let brought_back = match &metrics {
+        Some(server) => scrapes::answered_during(server, &registry, donor.as_ref(), work),
+        None => work(),
+    };
     if let Some(donor) = donor {
         donor.end();
     }
     brought_back
 }
 
-fn answer(question: Question, donor: Option<&DonorService>) -> Answer {
+/// Everything that the agent does until it is told to end, and bringing its swap back.
+fn work(
+    configuration: &Configuration,
+    registry: &Registry,
+    sockets: &StatusServer,
+    interruption: &Interruption,
+    donor: Option<&DonorService>,
+    metrics_url: Option<&str>,
+) -> Result<(), Failure> {
+    let mut cluster = match &configuration.cluster {
+        Some(role) => Some(Cluster::start(role, donor, configuration.key())?),
+        None => None,
+    };
+    let mut borrowers: Vec<_> = configuration.borrowers.iter().map(Borrower::new).collect();
+    while interruption.signal().is_none() {
+        borrowers.iter_mut().for_each(|borrower| borrower.turn(registry, cluster.as_ref()));
+        if let Some(cluster) = &mut cluster {
+            cluster.turn(registry, donor);
+        }
+        sockets.serve(TURN, &mut |question| answer(question, donor, cluster.as_ref(), metrics_url));
+    }
+    // All of them, whatever becomes of the first.
+    let ends: Vec<_> = borrowers.iter().map(Borrower::end).collect();
+    if let Some(cluster) = cluster {
+        cluster.service.end();
+    }
+    ends.into_iter().collect()
+}
+
+fn answer(
+    question: Question,
+    donor: Option<&DonorService>,
+    cluster: Option<&Cluster>,
+    metrics_url: Option<&str>,
+) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&serde_json::json!({ "donor": donor.map(DonorService::status) })),
+        Question::Status => Answer::status(&serde_json::json!({
+            "donor": donor.map(DonorService::status),
+            "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
+            "metrics": metrics_url,
+        })),
+        Question::Cluster => match cluster {
+            Some(cluster) => Answer::status(&cluster.service.view()),
+            None => Answer::no_cluster(),
+        },
         Question::Stop => Answer::refused("the agent ends by SIGTERM, so that its supervisor knows"),
     }
+}
+
+/// What `status` shows of the cluster; `spillway cluster` shows all.
+fn summary(view: &ClusterView) -> serde_json::Value {
+    let is_living = |member: &&MemberView| ["alive", "suspect", "listed"].contains(&member.state.as_str());
+    let living = view.members.iter().filter(is_living).count();
+    serde_json::json!({ "name": view.name, "machines": living, "sealed": view.sealed, "warnings": view.warnings })
+}
+
+/// The cluster of this agent, and when it is told new figures.
+struct Cluster {
+    service: ClusterService,
+    next_figures: Instant,
+}
+
+impl Cluster {
+    fn start(role: &ClusterRole, donor: Option<&DonorService>, key: Option<PathBuf>) -> Result<Self, Failure> {
+        let service = ClusterService::start(role, donor.and_then(DonorService::tcp_address), key)?;
+        Ok(Self { service, next_figures: Instant::now() })
+    }
+
+    fn turn(&mut self, registry: &Registry, donor: Option<&DonorService>) {
+        if Instant::now() < self.next_figures {
+            return;
+        }
+        self.next_figures = Instant::now() + FIGURES_INTERVAL;
+        let (quota_bytes, lent_bytes) = donor.map_or((0, 0), |donor| {
+            let status = donor.status();
+            (status.quota_bytes, status.lent_bytes)
+        });
+        self.service.tell(Figures { quota_bytes, lent_bytes, used_bytes: used_bytes(registry) });
+    }
+}
+
+/// What the devices of this machine store.
+fn used_bytes(registry: &Registry) -> u64 {
+    let devices = status::collect(registry, Some(Kind::Device), &|_| true).unwrap_or_default();
+    devices.iter().map(Item::stored_bytes).sum()
 }
 
 /// The swap device of this agent, tried again until it is on.
@@ -70,14 +164,15 @@ struct Borrower<'a> {
     role: &'a BorrowerRole,
     on: bool,
     next_try: Instant,
+    settling: Settling,
 }
 
 impl<'a> Borrower<'a> {
     fn new(role: &'a BorrowerRole) -> Self {
-        Self { role, on: false, next_try: Instant::now() }
+        Self { role, on: false, next_try: Instant::now(), settling: Settling::default() }
     }
 
-    fn turn(&mut self, registry: &Registry) {
+    fn turn(&mut self, registry: &Registry, cluster: Option<&Cluster>) {
         if self.on || Instant::now() < self.next_try {
             return;
         }
@@ -86,13 +181,35 @@ impl<'a> Borrower<'a> {
             self.on = true;
             return;
         }
-        match swap_command::execute(&SwapCommand::On(swap_on(self.role))) {
-            Ok(()) => self.on = true,
-            Err(failure) => {
-                tracing::warn!("no swap device yet: {failure}");
-                self.next_try = Instant::now() + RETRY;
+        let tried = match self.arguments(cluster) {
+            Ok(Some(arguments)) => swap_command::execute(&SwapCommand::On(arguments)).map(|()| self.on = true),
+            Ok(None) => {
+                self.next_try = Instant::now() + SETTLING_LOOK_INTERVAL;
+                Ok(())
             }
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = tried {
+            tracing::warn!("no swap device yet: {failure}");
+            self.next_try = Instant::now() + RETRY;
         }
+    }
+
+    /// The command that starts the device, with donors of the cluster if the configuration names none. `None` while
+    /// the cluster is still being heard of.
+    fn arguments(&mut self, cluster: Option<&Cluster>) -> Result<Option<SwapOnArguments>, Failure> {
+        let mut arguments = swap_on(self.role);
+        if self.role.donors.is_empty() {
+            let cluster = cluster.ok_or_else(|| Failure::failed("there are no donors and no [cluster]"))?;
+            let view = cluster.service.view();
+            if !self.settling.look(Instant::now(), &view, limits::LENDERS_SETTLE) {
+                return Ok(None);
+            }
+            let donors = cluster_donors::choose(&view)?;
+            tracing::info!("{}", donors.note(&format!("swap device '{}'", self.role.name)));
+            arguments.device.storage = donors.fill(&arguments.device.storage);
+        }
+        Ok(Some(arguments))
     }
 
     /// A device lives in a process of its own, so the agent before this one may have died and left it at work.
@@ -130,27 +247,33 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
             output: OutputArguments::default(),
         },
         priority: role.priority,
+        prefetch: role.prefetch,
+        prefetch_cgroups: role.prefetch_cgroups.clone(),
+        prefetch_processes: role.prefetch_processes.clone(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::PrefetchChoice;
 
     #[test]
     fn the_roles_become_the_same_arguments_as_on_the_command_line() {
-        let text =
-            "[borrower]\nname = \"far\"\nsize = \"1G\"\ndonors = [\"a:1\"]\nredundancy = \"disk\"\npriority = 9\n";
+        let text = "[borrower]\nname = \"far\"\nsize = \"1G\"\ndonors = [\"a:1\"]\nredundancy = \"disk\"\npriority = 9\n\
+                    prefetch = \"streams\"\nprefetch_processes = [\"java\"]\n";
         let configuration = Configuration::parse(&[("x".into(), text.to_owned())]).unwrap();
-        let arguments = swap_on(configuration.borrower.as_ref().unwrap());
+        let arguments = swap_on(configuration.borrowers.first().unwrap());
         assert_eq!((arguments.name.as_str(), arguments.priority), ("far", Some(9)));
+        assert_eq!((arguments.prefetch, arguments.prefetch_processes.len()), (PrefetchChoice::Streams, 1));
         assert_eq!(arguments.device.size.bytes, 1 << 30);
         assert_eq!(arguments.device.storage.donors.len(), 1);
     }
 
     #[test]
     fn an_agent_without_a_donor_says_so_and_is_not_stopped_by_a_question() {
-        assert_eq!(answer(Question::Status, None).status.unwrap()["donor"], serde_json::Value::Null);
-        assert!(answer(Question::Stop, None).error.unwrap().contains("SIGTERM"));
+        assert_eq!(answer(Question::Status, None, None, None).status.unwrap()["donor"], serde_json::Value::Null);
+        assert!(answer(Question::Cluster, None, None, None).error.unwrap().contains("[cluster]"));
+        assert!(answer(Question::Stop, None, None, None).error.unwrap().contains("SIGTERM"));
     }
 }

@@ -147,6 +147,16 @@ impl MemoryGroup {
         usage::read(&self.path, self.version)
     }
 
+    /// What the group in a directory holds, which may be one of others.
+    pub(crate) fn usage_at(path: &Path, version: Version) -> io::Result<GroupUsage> {
+        usage::read(path, version)
+    }
+
+    /// The directory of all groups of ours.
+    pub(crate) fn directory(hierarchy: &Hierarchy) -> PathBuf {
+        hierarchy.root.join(PARENT)
+    }
+
     /// Processes killed by the kernel because of the limit.
     pub(crate) fn out_of_memory_kills(&self) -> u64 {
         let file = match self.version {

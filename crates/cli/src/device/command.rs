@@ -4,15 +4,19 @@ use serde_json::json;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::launch::{RunningDevice, launch};
+use super::prefetch::plan::PrefetchPlan;
 use super::records::LaunchedDevice;
 use super::storage;
-use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
+use crate::arguments::{
+    DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
+};
+use crate::cluster_donors::{self, Borrower};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::swap_list;
-use crate::own_donors::{OwnDonorsPlan, agent_donors, own_size_bytes};
+use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
@@ -46,15 +50,22 @@ fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
 pub(crate) enum Purpose<'a> {
     /// Whatever the user does with a block device, or who else is served besides.
     Disk(&'a ServingArguments),
-    /// Swap, whose pages are bound to the block device that they were paged out to.
-    Swap,
+    /// Swap, whose pages are bound to the block device that they were paged out to, and what comes ahead from it.
+    Swap(Option<&'a PrefetchPlan>),
 }
 
 impl Purpose<'_> {
+    fn prefetch(self) -> Option<PrefetchPlan> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Swap(plan) => plan.cloned(),
+        }
+    }
+
     fn serving(self) -> ServingArguments {
         match self {
             Self::Disk(serving) => serving.clone(),
-            Self::Swap => ServingArguments::default(),
+            Self::Swap(_) => ServingArguments::default(),
         }
     }
 }
@@ -73,19 +84,14 @@ pub(crate) fn start(
             "block devices need root; write `sudo spillway ...`, or serve NBD clients with --listen",
         ));
     }
-    if arguments.storage.donors.is_empty() && !arguments.local_memory && matches!(purpose, Purpose::Swap) {
-        return Err(Failure::usage(
-            "name at least one donor on another machine with --donor HOST:PORT (`spillway donate` there starts one): \
-             a machine that swaps to its own memory gains none. `spillway run` and `spillway device on` start donors of their own",
-        ));
-    }
     for line in mend::mend_all(registry)? {
         eprintln!("spillway: {line}");
     }
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
     }
-    let launched = launched(registry, name, arguments, purpose)?;
+    let storage = storage_with_donors(registry, arguments, purpose)?;
+    let launched = launched(name, arguments, &storage, purpose)?;
     if let Some(plan) = &launched.own_donors {
         eprintln!("spillway: {}", plan.note("device"));
     }
@@ -103,21 +109,39 @@ fn already_on(found: &Found) -> Failure {
     ))
 }
 
-fn launched(
+/// Where pages go, with the donors that are known; without any, a device starts its own, and swap is refused.
+fn storage_with_donors(
     registry: &Registry,
+    arguments: &NewDeviceArguments,
+    purpose: Purpose<'_>,
+) -> Result<StorageArguments, Failure> {
+    if arguments.local_memory {
+        return Ok(arguments.storage.clone());
+    }
+    let is_swap = matches!(purpose, Purpose::Swap(_));
+    let borrower = if is_swap { Borrower::Swap } else { Borrower::Device };
+    let storage = cluster_donors::resolve(&arguments.storage, registry, borrower)?;
+    if is_swap && storage.donors.is_empty() {
+        return Err(Failure::usage(
+            "name at least one donor on another machine with --donor HOST:PORT (`spillway donate` there starts one), \
+             or write [cluster] to /etc/spillway/spillway.toml and start `spillway agent`, which knows the cluster's \
+             donors: a machine that swaps to its own memory gains none. `spillway run` and `spillway device on` start \
+             donors of their own",
+        ));
+    }
+    Ok(storage)
+}
+
+fn launched(
     name: &str,
     arguments: &NewDeviceArguments,
+    storage: &StorageArguments,
     purpose: Purpose<'_>,
 ) -> Result<LaunchedDevice, Failure> {
     let serving = purpose.serving();
-    let storage = &arguments.storage;
     let slab_size_bytes = storage.slab_size.bytes;
     let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
-    let donors = if storage.donors.is_empty() && !arguments.local_memory {
-        agent_donors(registry)?
-    } else {
-        storage.donors.clone()
-    };
+    let donors = &storage.donors;
     let needs_own = donors.is_empty() && !arguments.local_memory;
     let redundancy = match storage.redundancy {
         None if arguments.local_memory || needs_own => Redundancy::NONE,
@@ -160,9 +184,10 @@ fn launched(
         insecure_listen: serving.insecure_listen,
         connections: serving.connections,
         local_memory: arguments.local_memory,
-        machine_swap: matches!(purpose, Purpose::Swap),
+        machine_swap: matches!(purpose, Purpose::Swap(_)),
         outlives_block_device: matches!(purpose, Purpose::Disk(_)),
         run: None,
+        prefetch: purpose.prefetch(),
     })
 }
 

@@ -23,6 +23,7 @@ use spillway_sys::paging_safety;
 use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::status::DeviceStatus;
 
+use super::prefetch::keeping::KeptPrefetching;
 use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness};
 use super::serve;
 use crate::cgroup::OwnGroup;
@@ -73,6 +74,7 @@ struct Keeper {
     notes: Vec<String>,
     log: PathBuf,
     own_donors: Option<OwnDonors>,
+    prefetching: Option<KeptPrefetching>,
     _reserve: Option<Reserve>,
     // Dropped last: until then the name is taken.
     group: Option<OwnGroup>,
@@ -113,13 +115,26 @@ impl Keeper {
         } else {
             Some(KeptMemory::make(&serve::config(&launched)?.volume).map_err(Failure::failed)?)
         };
+        let prefetching = launched.prefetch.as_ref();
+        let prefetching = prefetching.map(|plan| KeptPrefetching::new(plan, entry.path(), &mut notes));
         let reserve = if launched.machine_swap { raise_reserve(&entry, &mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
         let launched_text = serde_json::to_string(&launched).map_err(|error| Failure::during("device", error))?;
         let log = registry.log_path(Kind::Device, &launched.name);
-        Ok(Self { launched, launched_text, memory, notes, log, own_donors, _reserve: reserve, group, entry })
+        Ok(Self {
+            launched,
+            launched_text,
+            memory,
+            notes,
+            log,
+            own_donors,
+            prefetching,
+            _reserve: reserve,
+            group,
+            entry,
+        })
     }
 
     fn run(mut self, signals: &Signals) -> Result<(), Failure> {
@@ -167,6 +182,7 @@ impl Keeper {
             if let Some(status) = child.try_wait().map_err(failed)? {
                 return Ok(status);
             }
+            self.prefetching.iter_mut().for_each(KeptPrefetching::look);
             if signals.terminate.swap(false, Ordering::SeqCst) {
                 // It may have ended just now.
                 let _ = child.signal(Signal::TERM);
@@ -204,6 +220,7 @@ impl Keeper {
             std::process::id(),
         );
         tracing::error!("{health}");
+        self.prefetching.iter_mut().for_each(KeptPrefetching::pause);
         let _ = std::fs::remove_file(self.entry.status_socket());
         let Ok(socket) = StatusServer::bind(&self.entry.status_socket()) else { return false };
         let report = self.report(health);
@@ -211,6 +228,7 @@ impl Keeper {
         loop {
             socket.serve(TURN, &mut |question| match question {
                 Question::Ping => Answer::done(),
+                Question::Cluster => Answer::no_cluster(),
                 Question::Status => Answer::status(&report),
                 Question::Stop => {
                     stopped = true;
@@ -232,6 +250,7 @@ impl Keeper {
             run: self.launched.run.clone(),
             notes: self.notes.clone(),
             given_up: true,
+            prefetch: None,
             device: DeviceStatus {
                 name: self.launched.name.clone(),
                 path: path.display().to_string(),
@@ -246,6 +265,7 @@ impl Keeper {
 
     /// Ends without taking the entry along: the process that mends it knows what the device left.
     fn leave_to_menders(self, reason: &str) -> Result<(), Failure> {
+        drop(self.prefetching);
         // Without the group the entry's mender has less to do; a refusal is its work then.
         drop(self.group);
         self.entry.abandon();

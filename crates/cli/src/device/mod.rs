@@ -5,12 +5,14 @@
 //!   die.
 //! - [`records`]: what these processes tell one another and write down.
 //! - [`revival`]: one that was given up, when its pages are wanted back.
+//! - [`prefetch`]: pages that come ahead from the machine's swap.
 //! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
 //! - [`command`]: `spillway device on`, `off` and `status`.
 
 pub(crate) mod command;
 pub(crate) mod keeper;
 pub(crate) mod launch;
+pub(crate) mod prefetch;
 pub(crate) mod records;
 pub(crate) mod revival;
 pub(crate) mod serve;

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use spillway_volume::status::DeviceStatus;
 
+use super::prefetch::plan::PrefetchPlan;
 use crate::own_donors::OwnDonorsPlan;
+use crate::prefetch_report::PrefetchReport;
 
 /// Everything the device's process needs to know, checked by the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +61,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) outlives_block_device: bool,
     /// The run that it belongs to.
     pub(crate) run: Option<String>,
+    /// What comes ahead from it, if it is the machine's swap; none: what the kernel reads ahead.
+    #[serde(default)]
+    pub(crate) prefetch: Option<PrefetchPlan>,
 }
 
 /// The line that the process answers with.
@@ -98,6 +103,9 @@ pub(crate) struct DeviceReport {
     pub(crate) notes: Vec<String>,
     /// Its process died too often, and is not started again unless it is asked for.
     pub(crate) given_up: bool,
+    /// What was prefetched from it, if it is the machine's swap.
+    #[serde(default)]
+    pub(crate) prefetch: Option<PrefetchReport>,
     /// The device.
     pub(crate) device: DeviceStatus,
 }

@@ -24,12 +24,15 @@ use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::paging_safety;
 use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
+use super::prefetch::process::report;
 use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
+use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -225,16 +228,22 @@ impl Server {
     fn answer(&mut self, question: Question) -> Answer {
         match question {
             Question::Ping => Answer::done(),
+            Question::Cluster => Answer::no_cluster(),
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
                 notes: self.notes.clone(),
                 given_up: false,
+                prefetch: self.prefetch(),
                 device: self.device.status(),
             }),
             Question::Stop => {
                 self.stop(Device::stop).map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done())
             }
         }
+    }
+
+    fn prefetch(&self) -> Option<PrefetchReport> {
+        self.launched.machine_swap.then(|| report(self.launched.prefetch.as_ref(), &self.entry))
     }
 
     fn stop(&mut self, stop: fn(&mut Device) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
@@ -351,6 +360,7 @@ pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure>
             mapping: launched.mapping.parse().map_err(Failure::usage)?,
             transport: launched.transport.parse().map_err(Failure::usage)?,
             donor_wait: limits::DONOR_WAIT,
+            wrapper: QueuePairWrapper::default(),
         },
         keep_awake: launched.keep_awake.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
@@ -395,6 +405,7 @@ mod tests {
             local_memory: false,
             outlives_block_device: false,
             run: None,
+            prefetch: None,
         }
     }
 

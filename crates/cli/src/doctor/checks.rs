@@ -44,6 +44,7 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         ublk(system),
         network_block_device(system),
         front_end(system),
+        swap_prefetching(system),
         rdma(system),
         compressed_swap_cache(system),
     ];
@@ -140,6 +141,20 @@ fn front_end(system: &System) -> Check {
     match choice::automatic(|kind| system.front_end(kind)) {
         Ok((kind, reason)) => good(name, format!("auto takes {kind} ({reason})")),
         Err(error) => lacking(name, State::Bad, format!("auto finds none: {error}"), "modprobe -a fuse loop"),
+    }
+}
+
+/// For `--prefetch streams` of `run` and of `swap on`.
+fn swap_prefetching(system: &System) -> Check {
+    let name = "swap prefetching";
+    match system.swap_prefetching() {
+        Ok(()) => good(name, "page faults can be sampled (perf events), and pages asked for (process_madvise)"),
+        Err(missing) => {
+            let detail = format!("{missing}; the kernel's read-ahead is used");
+            let newer_kernel = "apt-get install linux-image-amd64";
+            let mend = if system.user_is_root() { newer_kernel } else { "sudo spillway doctor" };
+            lacking(name, State::Optional, detail, mend)
+        }
     }
 }
 
@@ -382,6 +397,15 @@ mod tests {
         assert!(told(&[(release, "6.12.100\n"), (uring, "2\n")], true).contains("io_uring_disabled=0"));
         assert!(told(&[(release, "6.12.100\n"), (uring, on)], true).contains("modprobe ublk_drv"));
         assert!(told(&[(release, "6.12.100\n"), (uring, on)], false).starts_with("sudo"));
+    }
+
+    #[test]
+    fn what_prefetching_lacks_is_told_and_is_no_obstacle() {
+        let (_directory, system) = system(&[]);
+        let check = swap_prefetching(&system);
+        assert_eq!(check.state, State::Optional);
+        assert!(check.detail.contains("no perf events") && check.detail.contains("kernel's read-ahead"));
+        assert_eq!(swap_prefetching(&system.with_swap_prefetching()).state, State::Good);
     }
 
     #[test]

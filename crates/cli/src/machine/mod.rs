@@ -2,7 +2,8 @@
 //!
 //! - [`memory`]: how much there is.
 //! - [`process`]: which processes are alive, safely against reused process ids.
-//! - [`reserve`]: free pages that the kernel keeps back while the machine swaps to us.
+//! - [`held_setting`]: settings of the kernel that are held at a value and put back. [`reserve`]: free pages that the
+//!   kernel keeps back while the machine swaps to us; [`swap_read_ahead`]: pages that it reads ahead from swap.
 //! - [`swap_list`]: which swap areas are on.
 //! - [`filesystem`]: what a path lies on.
 //! - [`executable`]: whether the pager's library can be loaded into a program.
@@ -11,9 +12,11 @@
 
 pub(crate) mod executable;
 pub(crate) mod filesystem;
+pub(crate) mod held_setting;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod reserve;
 pub(crate) mod swap_list;
+pub(crate) mod swap_read_ahead;
 pub(crate) mod system;
 pub(crate) mod waiting;

@@ -7,16 +7,12 @@
 //! on a machine of 256 MiB; with it that machine stopped, with 16 MiB it did not
 //! (crates/cli/tests/virtual_machine/two_machines.rs).
 //!
-//! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the
-//! first of them. The last one to go puts that back, unless another process has changed the setting meanwhile; for one
-//! that was killed its mender goes. A process that finds that an administrator has lowered the setting since, and
-//! raises it again, tells the others what to put back now.
+//! Several devices share it ([`super::held_setting`]).
 
-use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use super::held_setting::HeldSetting;
 
 /// The kernel's setting (Documentation/admin-guide/sysctl/vm.rst).
 const SETTING: &str = "/proc/sys/vm/min_free_kbytes";
@@ -30,44 +26,9 @@ const MEMORY_DIVISOR: u64 = 16;
 /// The file in an entry that says that its owner needs the reserve.
 const RECORD: &str = "reserve.json";
 
-/// The same while it is written.
-const RECORD_NEW: &str = "reserve.json.new";
-
-/// What an entry says of the reserve that its owner needs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
-    setting: PathBuf,
-    /// Before the first device that needs it.
-    before_kib: u64,
-    raised_kib: u64,
-}
-
-impl Record {
-    fn write(&self, entry: &Path) -> io::Result<()> {
-        // Whole or not at all: its owner may be told by another process, which may be killed meanwhile.
-        let new = entry.join(RECORD_NEW);
-        fs::write(&new, serde_json::to_vec(self)?)?;
-        fs::rename(new, entry.join(RECORD))
-    }
-
-    /// Whether the setting is put back when the owner of `entry` goes: no other process needs it, and no process has
-    /// changed it.
-    fn will_be_put_back(&self, entry: &Path) -> io::Result<bool> {
-        let is_needed = sharing(entry).any(|(_, other)| other.setting == self.setting);
-        Ok(!is_needed && read(&self.setting)? == self.raised_kib)
-    }
-
-    fn read(entry: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(entry.join(RECORD)).ok()?).ok()
-    }
-}
-
 /// A reserve that was raised, for the owner of an entry.
 #[derive(Debug)]
-pub(crate) struct Reserve {
-    entry: PathBuf,
-    record: Record,
-}
+pub(crate) struct Reserve(HeldSetting);
 
 impl Reserve {
     /// Raises this machine's reserve for the owner of `entry`; nothing if it suffices by itself.
@@ -76,100 +37,40 @@ impl Reserve {
     }
 
     fn raise_in(setting: &Path, entry: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
-        let _lock = lock(entry)?;
-        let now_kib = read(setting)?;
         let wanted_kib = RESERVE_KIB.min(memory_bytes / 1024 / MEMORY_DIVISOR);
-        let shared = sharing(entry).find(|(_, other)| other.setting == setting && other.raised_kib == now_kib);
-        let record = match shared {
-            Some((_, other)) => other,
-            None if now_kib >= wanted_kib => return Ok(None),
-            None => Record { setting: setting.to_owned(), before_kib: now_kib, raised_kib: wanted_kib },
-        };
-        // In this order: one that is killed in between leaves a record of what is not so, which puts nothing back.
-        record.write(entry)?;
-        // What they found and raised is not there any more: an administrator changed it since.
-        for (other, _) in sharing(entry).filter(|(_, other)| other.setting == setting && *other != record) {
-            record.write(&other)?;
-        }
-        let reserve = Self { entry: entry.to_owned(), record };
-        if now_kib != reserve.record.raised_kib {
-            fs::write(setting, reserve.record.raised_kib.to_string())?;
-        }
-        Ok(Some(reserve))
+        let held = HeldSetting::hold(setting, entry, RECORD, |now_kib| (now_kib < wanted_kib).then_some(wanted_kib))?;
+        Ok(held.map(Self))
     }
 
     /// The one that the owner of an entry needed. Dropping it ends the need, so the owner must be dead.
     pub(crate) fn recorded(entry: &Path) -> Option<Self> {
-        Some(Self { entry: entry.to_owned(), record: Record::read(entry)? })
+        HeldSetting::recorded(entry, RECORD).map(Self)
     }
 
     /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that
     /// misses from what the kernel calls available, which leaves out a half more.)
     pub(crate) fn kept_back_bytes(entry: &Path) -> u64 {
-        match Record::read(entry) {
-            Some(record) if record.will_be_put_back(entry).unwrap_or(false) => {
-                record.raised_kib.saturating_sub(record.before_kib) << 10
-            }
-            _ => 0,
-        }
+        let record = HeldSetting::to_be_put_back(entry, RECORD);
+        record.map_or(0, |record| record.held.saturating_sub(record.before) << 10)
     }
 
     /// In words, for `status`.
     pub(crate) fn note(&self) -> String {
-        let Record { before_kib, raised_kib, .. } = self.record;
-        format!("vm.min_free_kbytes is {raised_kib} instead of {before_kib} while this machine swaps to remote memory")
+        let record = self.0.record();
+        format!(
+            "vm.min_free_kbytes is {} instead of {} while this machine swaps to remote memory",
+            record.held, record.before
+        )
     }
-
-    /// Puts the setting back, if this is the last one that needs it.
-    fn release(&self) -> io::Result<()> {
-        let _lock = lock(&self.entry)?;
-        // Another device may have changed it since. The entry may have gone before.
-        let record = Record::read(&self.entry).unwrap_or_else(|| self.record.clone());
-        match fs::remove_file(self.entry.join(RECORD)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        if record.will_be_put_back(&self.entry)? {
-            fs::write(&record.setting, record.before_kib.to_string())?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        if let Err(error) = self.release() {
-            // It does no harm.
-            tracing::warn!("vm.min_free_kbytes may stay raised: {error}");
-        }
-    }
-}
-
-/// Beside which entries others are.
-fn siblings(entry: &Path) -> &Path {
-    entry.parent().unwrap_or(Path::new("/"))
-}
-
-/// One device at a time looks who needs the reserve, until the file is closed.
-fn lock(entry: &Path) -> io::Result<File> {
-    let directory = File::open(siblings(entry))?;
-    directory.lock()?;
-    Ok(directory)
-}
-
-/// What the other entries say. A dead owner needs it too: its device may go on, until it is mended.
-fn sharing(entry: &Path) -> impl Iterator<Item = (PathBuf, Record)> {
-    let paths = fs::read_dir(siblings(entry)).into_iter().flatten().flatten().map(|item| item.path());
-    paths.filter(move |path| path != entry).filter_map(|path| Record::read(&path).map(|record| (path, record)))
-}
-
-fn read(setting: &Path) -> io::Result<u64> {
-    fs::read_to_string(setting)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::machine::held_setting::read;
 
     #[test]
     fn what_is_kept_back_is_told_while_it_is() {
@@ -253,7 +154,7 @@ mod tests {
             assert_eq!(machine.kib(), RESERVE_KIB, "two others need it");
             // One of them is killed, and needs it until it is mended.
             let killed = reserves.remove(0);
-            let entry = killed.entry.clone();
+            let entry = killed.0.entry().to_owned();
             std::mem::forget(killed);
             drop(reserves);
             assert_eq!(machine.kib(), RESERVE_KIB, "the killed one's device may go on");

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use spillway_device::prefetch::driver;
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::front_end::FrontEndError;
 use spillway_sys::userfaultfd::access::Access;
@@ -20,6 +21,7 @@ pub(crate) struct System {
     user_is_root: bool,
     user_faults: Option<Access>,
     front_ends: FrontEndProbe,
+    swap_prefetching: Result<(), String>,
 }
 
 impl System {
@@ -30,6 +32,7 @@ impl System {
             user_is_root: rustix::process::geteuid().is_root(),
             user_faults: Access::probe().ok(),
             front_ends: choice::probe,
+            swap_prefetching: driver::probe().map_err(|error| error.to_string()),
         }
     }
 
@@ -37,7 +40,14 @@ impl System {
     #[cfg(test)]
     pub(crate) fn of_files(root: PathBuf, user_is_root: bool) -> Self {
         let front_ends = |_| Err(FrontEndError::Missing("no driver".to_owned()));
-        Self { root, user_is_root, user_faults: None, front_ends }
+        let swap_prefetching = Err("no perf events".to_owned());
+        Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching }
+    }
+
+    /// The same one where pages can be prefetched from swap.
+    #[cfg(test)]
+    pub(crate) fn with_swap_prefetching(self) -> Self {
+        Self { swap_prefetching: Ok(()), ..self }
     }
 
     /// The same one with other drivers for block devices.
@@ -60,6 +70,11 @@ impl System {
     /// Whether a front end can be had, or what is missing for it, as `--frontend` finds it.
     pub(crate) fn front_end(&self, kind: FrontEndKind) -> Result<(), FrontEndError> {
         (self.front_ends)(kind)
+    }
+
+    /// Whether pages can be prefetched from swap, as tried out, or what is missing for it.
+    pub(crate) fn swap_prefetching(&self) -> Result<(), &str> {
+        self.swap_prefetching.as_ref().copied().map_err(String::as_str)
     }
 
     /// Whether the user is root.

@@ -4,7 +4,9 @@
 //! - [`plan`]: what is needed, checked before anything starts.
 //! - [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
 //! - [`program`]: finding, starting and waiting for the program; signals.
+//! - [`swap_prefetch`]: prefetching over a swap device.
 //! - [`watch`]: the budget while the program runs.
+//! - [`mod@recording`]: page faults for a trace.
 //! - [`statistics`]: what is told at the end.
 //! - [`mod@take_down`]: the way out, also for runs that died.
 //!
@@ -17,7 +19,9 @@ pub(crate) mod descriptors;
 pub(crate) mod plan;
 pub(crate) mod preload;
 pub(crate) mod program;
+pub(crate) mod recording;
 pub(crate) mod statistics;
+pub(crate) mod swap_prefetch;
 pub(crate) mod take_down;
 pub(crate) mod via;
 pub(crate) mod via_pager;
@@ -56,7 +60,7 @@ fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let program = program::find(&arguments.program)?;
-    let choice = via::choose(arguments.via, program.file())?;
+    let choice = via::choose(arguments, program.file())?;
     via::check_options(choice.way, arguments)?;
     check_local(choice.way, arguments.local)?;
     let registry = Registry::open().map_err(Failure::failed)?;

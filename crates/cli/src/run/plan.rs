@@ -7,12 +7,18 @@ use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_pager::config::PagerConfig;
+use spillway_pager::fault::recording::RecordingConfig;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 
+use super::recording::Recording;
 use super::take_down::{device_name, donor_prefix};
-use crate::arguments::RunArguments;
+use crate::arguments::{PrefetchChoice, RunArguments, RunEagerEviction, StorageArguments};
+use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
 use crate::failure::Failure;
@@ -20,7 +26,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::filesystem::FileSystem;
 use crate::machine::memory::Memory;
-use crate::own_donors::{OwnDonors, OwnDonorsPlan, agent_donors, own_size_bytes};
+use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use crate::registry::{Kind, Registry};
 
 /// A run, decided.
@@ -28,7 +34,7 @@ use crate::registry::{Kind, Registry};
 pub(crate) struct Plan {
     /// Its name: the process id.
     pub(crate) name: String,
-    /// Donors that were named or belong to this machine's agent; empty for donors of its own.
+    /// Donors that were named, or that this machine's agent knows; empty for donors of its own.
     donors: Vec<DonorAddress>,
     /// Donors of its own to start, if any.
     own_donors: Option<OwnDonorsPlan>,
@@ -39,6 +45,11 @@ pub(crate) struct Plan {
     keep_awake: KeepAwake,
     frontend: FrontEndChoice,
     fault_threads: Option<usize>,
+    /// Of the pager.
+    prefetch: PrefetchPolicy,
+    /// Of the pager.
+    eager_eviction: EagerEviction,
+    recording: Option<RecordingConfig>,
     local_memory: bool,
     device_size_bytes: u64,
     slab_size_bytes: u64,
@@ -51,13 +62,14 @@ impl Plan {
     /// Decides; fails with what to do if something is lacking.
     pub(crate) fn make(arguments: &RunArguments, registry: &Registry) -> Result<Self, Failure> {
         let name = std::process::id().to_string();
-        let storage = &arguments.storage;
-        let mut donors = storage.donors.clone();
-        if donors.is_empty() {
-            donors = agent_donors(registry)?;
-        }
-        let own_donors = if donors.is_empty() && !arguments.local_memory { arguments.own_donors } else { 0 };
-        let redundancy = redundancy(arguments, own_donors)?;
+        let storage = &if arguments.local_memory {
+            arguments.storage.clone()
+        } else {
+            cluster_donors::resolve(&arguments.storage, registry, Borrower::Program)?
+        };
+        let needs_own = storage.donors.is_empty() && !arguments.local_memory;
+        let own_donors = if needs_own { arguments.own_donors } else { 0 };
+        let redundancy = redundancy(storage, own_donors, arguments.local_memory)?;
         let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
         let slab_size_bytes = storage.slab_size.bytes;
         let mut size_bytes = match (arguments.lend, own_donors) {
@@ -66,7 +78,7 @@ impl Plan {
             (lend, _) => own_size_bytes(lend.map(|size| size.bytes), memory, redundancy)?,
         };
         if redundancy.disk && arguments.lend.is_none() {
-            size_bytes = size_bytes.min(disk_size_bytes(arguments)?);
+            size_bytes = size_bytes.min(disk_size_bytes(storage)?);
         }
         let size_bytes = (size_bytes / slab_size_bytes).max(1) * slab_size_bytes;
         let backing = storage::backing(storage, redundancy, &device_name(&name), size_bytes)?;
@@ -74,7 +86,7 @@ impl Plan {
         Ok(Self {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
-            donors,
+            donors: storage.donors.clone(),
             own_donors: (own_donors > 0)
                 .then(|| OwnDonorsPlan::new(own_donors, size_bytes, slab_size_bytes, redundancy)),
             mapping: storage.mapping,
@@ -82,6 +94,9 @@ impl Plan {
             keep_awake: storage.keep_awake,
             frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
+            prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
+            eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
+            recording: arguments.recording.as_ref().map(Recording::of_pager),
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
             slab_size_bytes,
@@ -131,6 +146,7 @@ impl Plan {
             machine_swap: false,
             outlives_block_device: false,
             run: Some(self.name.clone()),
+            prefetch: None,
         }
     }
 
@@ -162,6 +178,10 @@ impl Plan {
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
             fault_threads: self.fault_threads,
+            prefetch: self.prefetch,
+            eager_eviction: self.eager_eviction,
+            wrapper: QueuePairWrapper::default(),
+            recording: self.recording,
             // As a run's own donors do, in whichever order they come: menders do not meet.
             mender: ["spillway", "doctor", "--mend", "--json"].map(OsString::from).to_vec(),
         })
@@ -174,12 +194,12 @@ impl Plan {
 }
 
 /// Donors of the run's own end only with it, so that copies elsewhere are the user's choice; others may vanish.
-fn redundancy(arguments: &RunArguments, own_donors: usize) -> Result<Redundancy, Failure> {
-    let redundancy = match arguments.storage.redundancy {
-        None if own_donors > 0 || arguments.local_memory => Redundancy::NONE,
-        _ => storage::redundancy(&arguments.storage),
+fn redundancy(storage: &StorageArguments, own_donors: usize, local_memory: bool) -> Result<Redundancy, Failure> {
+    let redundancy = match storage.redundancy {
+        None if own_donors > 0 || local_memory => Redundancy::NONE,
+        _ => storage::redundancy(storage),
     };
-    let donors = own_donors.max(arguments.storage.donors.len());
+    let donors = own_donors.max(storage.donors.len());
     if usize::from(redundancy.replicas) > donors.max(1) {
         return Err(Failure::Usage(format!(
             "{redundancy} needs {} donors and there are {donors}; name more with --donor, or raise --own-donors",
@@ -199,8 +219,8 @@ fn token() -> Result<u64, Failure> {
 }
 
 /// What the disk can copy, when the user did not say how much to borrow.
-fn disk_size_bytes(arguments: &RunArguments) -> Result<u64, Failure> {
-    let place = arguments.storage.backing.clone().unwrap_or_else(storage::backing_directory);
+fn disk_size_bytes(storage: &StorageArguments) -> Result<u64, Failure> {
+    let place = storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
     Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))

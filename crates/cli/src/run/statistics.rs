@@ -9,6 +9,7 @@ use super::program::Ending;
 use super::watch::RunReport;
 use crate::arguments::RunArguments;
 use crate::failure::Failure;
+use crate::prefetch_report;
 use crate::size::human;
 
 /// A run, told at its end.
@@ -38,6 +39,8 @@ pub(crate) struct Paging {
     pub(crate) device: Value,
     /// The pager's report; null over a swap device.
     pub(crate) pager: Value,
+    /// What prefetching from swap did; null by the pager.
+    pub(crate) prefetch: Value,
 }
 
 impl Statistics {
@@ -125,6 +128,9 @@ impl Statistics {
             self.traffic("read_latency/p99_us"),
             memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
         ) + &self.faults().unwrap_or_default()
+            + &prefetch_report::describe(&self.paging.prefetch)
+                .map(|line| format!("spillway: {line}\n"))
+                .unwrap_or_default()
     }
 
     /// What the pager answered, if there was one.
@@ -164,7 +170,13 @@ mod tests {
                 footprint_bytes_max: 64 << 20,
                 ..RunReport::default()
             },
-            paging: Paging { major_faults: 7, out_of_memory_kills: 0, device, pager: Value::Null },
+            paging: Paging {
+                major_faults: 7,
+                out_of_memory_kills: 0,
+                device,
+                pager: Value::Null,
+                prefetch: Value::Null,
+            },
         }
     }
 

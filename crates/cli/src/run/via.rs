@@ -1,21 +1,24 @@
 //! How memory reaches the program of a run: over a swap device or by the pager, and why.
 //!
 //! A swap device takes any program but needs root; the pager needs no root, but a program into which it can load its
-//! library. The choice is made from facts that are handed in; nothing has been started when it fails.
+//! library. Where both can be had, figures decide (docs/decisions/via-auto.md). The choice is made from facts that are
+//! handed in; nothing has been started when it fails.
 
 use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_volume::settings::mapping::MappingPolicy;
 
-use crate::arguments::{RunArguments, Via};
-use crate::doctor::check::{Check, Way};
+use crate::arguments::{PrefetchChoice, RunArguments, Via};
+use crate::doctor::check::{Check, State, Way};
 use crate::doctor::checks::{self, hindrance};
 use crate::failure::Failure;
 use crate::machine::executable::{self, Unpageable};
 use crate::machine::system::System;
+use crate::size::{LocalBudget, human};
 
 /// A way and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -36,35 +39,61 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Refuses what only the other way has.
-pub(crate) fn check_options(way: Way, arguments: &RunArguments) -> Result<(), Failure> {
+/// Programs that keep their memory in shared objects, which the pager leaves local.
+const PROGRAMS_WITH_SHARED_MEMORY: [&str; 3] = ["postgres", "postmaster", "pg_ctl"];
+
+/// The options that were given and that only `way` has.
+fn options_of(way: Way, arguments: &RunArguments) -> Option<&'static str> {
     let storage = &arguments.storage;
-    let useless: &[(bool, &str)] = match way {
-        Way::Swap => &[(arguments.fault_threads.is_some(), "--fault-threads")],
+    let options: &[(bool, &str)] = match way {
         Way::Pager => &[
+            (arguments.fault_threads.is_some(), "--fault-threads"),
+            (arguments.eager_eviction.is_some(), "--eager-eviction"),
+        ],
+        Way::Swap => &[
             (storage.frontend != FrontEndChoice::Auto, "--frontend"),
             (storage.mapping != MappingPolicy::OnDemand, "--mapping activity"),
             (arguments.local_memory, "--local-memory"),
+            (arguments.prefetch == Some(PrefetchChoice::Kernel), "--prefetch kernel"),
         ],
     };
-    let Some((_, option)) = useless.iter().find(|(is_given, _)| *is_given) else { return Ok(()) };
-    let (has_it, named) = match way {
-        Way::Swap => ("the pager", "pager"),
-        Way::Pager => ("swap devices", "swap"),
+    options.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+}
+
+/// Refuses what only the other way has.
+pub(crate) fn check_options(way: Way, arguments: &RunArguments) -> Result<(), Failure> {
+    let (other, has_it, named) = match way {
+        Way::Swap => (Way::Pager, "the pager", "pager"),
+        Way::Pager => (Way::Swap, "swap devices", "swap"),
     };
+    let Some(option) = options_of(other, arguments) else { return Ok(()) };
     Err(Failure::Usage(format!("{option} is for {has_it}; leave it out, or write --via {named}")))
 }
 
-/// Chooses for a program's file on this machine.
-pub(crate) fn choose(asked: Via, file: &Path) -> Result<Choice, Failure> {
-    // What cannot be looked at cannot be executed either, and then says why.
-    let unpageable = executable::judge(file).unwrap_or_default();
-    let shown = file.display().to_string();
-    decide(asked, &checks::all(&System::this()), &shown, unpageable)
+/// The way that the options ask for, and why.
+fn asked_by_options(arguments: &RunArguments) -> Option<(Way, String)> {
+    let asked = |way, has_it| options_of(way, arguments).map(|option| (way, format!("{option} is for {has_it}")));
+    let is_small = matches!(arguments.local, LocalBudget::Fixed(size) if size.bytes < BUDGET_BYTES_MIN);
+    let small = || (Way::Swap, format!("the pager takes --local {} or more", human(BUDGET_BYTES_MIN)));
+    asked(Way::Swap, "swap devices").or_else(|| asked(Way::Pager, "the pager")).or_else(|| is_small.then(small))
 }
 
-fn decide(asked: Via, checks: &[Check], program: &str, unpageable: Option<Unpageable>) -> Result<Choice, Failure> {
+/// Chooses for a program's file on this machine.
+pub(crate) fn choose(arguments: &RunArguments, file: &Path) -> Result<Choice, Failure> {
+    // What cannot be looked at cannot be executed either, and then says why.
+    let unpageable = executable::judge(file).unwrap_or_default();
+    decide(arguments.via, &checks::all(&System::this()), file, unpageable, asked_by_options(arguments))
+}
+
+fn decide(
+    asked: Via,
+    checks: &[Check],
+    file: &Path,
+    unpageable: Option<Unpageable>,
+    by_options: Option<(Way, String)>,
+) -> Result<Choice, Failure> {
     let (no_swap, no_pager) = (hindrance(checks, Way::Swap), hindrance(checks, Way::Pager));
+    let program = &file.display().to_string();
     let chosen = |way, reason: String| Ok(Choice { way, reason });
     match asked {
         // Its own checks are more exact than these.
@@ -75,12 +104,29 @@ fn decide(asked: Via, checks: &[Check], program: &str, unpageable: Option<Unpage
             (None, None) => chosen(Way::Pager, "asked for".to_owned()),
         },
         Via::Auto => match (no_swap, no_pager, unpageable) {
-            (None, _, _) => chosen(Way::Swap, "this user and kernel can swap to a device".to_owned()),
+            (None, None, None) => {
+                let (way, reason) = by_options.unwrap_or_else(|| better(checks, file));
+                chosen(way, reason)
+            }
+            (None, Some(check), _) => chosen(Way::Swap, format!("the pager lacks {}", check.name)),
+            (None, None, Some(reason)) => chosen(Way::Swap, format!("{program} {}", reason.text())),
             (Some(swap), None, None) => chosen(Way::Pager, format!("no swap device: {}", swap.detail)),
             (Some(_), None, Some(reason)) => Err(cannot_page(program, reason)),
             (Some(swap), Some(pager), _) => Err(lacks_both(swap, pager)),
         },
     }
+}
+
+/// The way that serves a program better where both can be had.
+fn better(checks: &[Check], file: &Path) -> (Way, String) {
+    let name = file.file_name().unwrap_or_default();
+    if PROGRAMS_WITH_SHARED_MEMORY.iter().any(|program| name == *program) {
+        return (Way::Swap, format!("{} has shared memory, which the pager leaves local", name.display()));
+    }
+    if checks.iter().any(|check| check.name == "ublk" && check.state == State::Good) {
+        return (Way::Swap, "this kernel has ublk".to_owned());
+    }
+    (Way::Pager, "without ublk a page comes faster by the pager; --via swap takes shared memory, too".to_owned())
 }
 
 /// What mends a check, for the middle of a sentence; the check tells itself where it is no command.
@@ -122,7 +168,6 @@ mod tests {
 
     use super::*;
     use crate::arguments::{Arguments, Command};
-    use crate::doctor::check::State;
 
     fn checked(way: Way, options: &str) -> Result<(), Failure> {
         let arguments = Arguments::try_parse_from(format!("spillway run {options} -- true").split(' ')).unwrap();
@@ -133,12 +178,14 @@ mod tests {
     #[test]
     fn options_of_the_other_way_are_mistakes() {
         checked(Way::Pager, "--local 50% --transport tcp --fault-threads 2").unwrap();
-        checked(Way::Swap, "--frontend nbd --mapping activity --local-memory").unwrap();
+        checked(Way::Swap, "--frontend nbd --mapping activity --local-memory --prefetch streams").unwrap();
         let useless = [
             (Way::Pager, "--frontend nbd", "--via swap"),
             (Way::Pager, "--mapping activity", "--via swap"),
             (Way::Pager, "--local-memory", "--via swap"),
+            (Way::Pager, "--prefetch kernel", "--via swap"),
             (Way::Swap, "--fault-threads 2", "--via pager"),
+            (Way::Swap, "--eager-eviction yes", "--via pager"),
         ];
         for (way, option, instead) in useless {
             let failure = checked(way, option).unwrap_err();
@@ -156,7 +203,7 @@ mod tests {
     fn decided(asked: Via, swap: bool, pager: bool, unpageable: Option<Unpageable>) -> Result<Way, String> {
         let state = |good| if good { State::Good } else { State::Bad };
         let checks = [check(Way::Swap, state(swap)), check(Way::Pager, state(pager))];
-        match decide(asked, &checks, "prog", unpageable) {
+        match decide(asked, &checks, Path::new("/bin/prog"), unpageable, None) {
             Ok(choice) => {
                 assert!(!choice.reason.is_empty());
                 Ok(choice.way)
@@ -166,10 +213,38 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_swap_device_where_it_can_be_had() {
-        assert_eq!(decided(Via::Auto, true, true, None), Ok(Way::Swap));
+    fn auto_takes_the_way_that_can_be_had() {
+        assert_eq!(decided(Via::Auto, true, false, None), Ok(Way::Swap));
+        assert_eq!(decided(Via::Auto, true, true, Some(Unpageable::Static)), Ok(Way::Swap));
         assert_eq!(decided(Via::Auto, true, false, Some(Unpageable::Static)), Ok(Way::Swap));
         assert_eq!(decided(Via::Auto, false, true, None), Ok(Way::Pager));
+    }
+
+    #[test]
+    fn auto_takes_the_faster_way_where_both_can_be_had() {
+        let ublk = |state| Check { name: "ublk", ..check(Way::Swap, state) };
+        let taken = |state, file: &str| better(&[ublk(state)], Path::new(file)).0;
+        assert_eq!(taken(State::Good, "/usr/bin/sort"), Way::Swap);
+        assert_eq!(taken(State::Optional, "/usr/bin/sort"), Way::Pager);
+        assert_eq!(taken(State::Optional, "/usr/lib/postgresql/17/bin/postgres"), Way::Swap);
+        assert_eq!(decided(Via::Auto, true, true, None), Ok(Way::Pager));
+    }
+
+    #[test]
+    fn auto_takes_the_way_that_has_the_options() {
+        let asked = |options: &[&str]| {
+            let line = ["spillway", "run"].iter().chain(options).chain(&["--", "prog"]);
+            let Command::Run(run) = Arguments::parse_from(line).command else { unreachable!("a run was written") };
+            asked_by_options(&run).map(|(way, _)| way)
+        };
+        assert_eq!(asked(&["--local", "50%"]), None);
+        assert_eq!(asked(&["--prefetch", "kernel"]), Some(Way::Swap));
+        assert_eq!(asked(&["--fault-threads", "2"]), Some(Way::Pager));
+        assert_eq!([asked(&["--local", "12M"]), asked(&["--local", "16M"])], [Some(Way::Swap), None]);
+        let by_options = Some((Way::Swap, "reason".to_owned()));
+        let good = [Way::Swap, Way::Pager].map(|way| check(way, State::Good));
+        let choice = decide(Via::Auto, &good, Path::new("prog"), None, by_options).unwrap();
+        assert_eq!((choice.way, choice.reason.as_str()), (Way::Swap, "reason"));
     }
 
     #[test]
@@ -187,7 +262,7 @@ mod tests {
     fn programs_that_cannot_be_paged_are_told_of_the_swap_device() {
         for asked in [Via::Auto, Via::Pager] {
             let text = decided(asked, false, true, Some(Unpageable::Static)).unwrap_err();
-            assert!(text.contains("prog is a static program") && text.contains("--via swap"), "{text}");
+            assert!(text.contains("/bin/prog is a static program") && text.contains("--via swap"), "{text}");
         }
     }
 

@@ -125,6 +125,9 @@ impl Run {
         let ending = started.ending()?;
         let statistics = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);
         statistics.deliver(arguments)?;
+        if let Some(recording) = &arguments.recording {
+            paged.pager.with_fault_log(|log| recording.deliver(log)).transpose()?;
+        }
         Ok(ending)
     }
 
@@ -169,6 +172,7 @@ impl Paged {
             out_of_memory_kills: 0,
             device: json!({ "device": device }),
             pager: json!(pager),
+            prefetch: Value::Null,
         }
     }
 }

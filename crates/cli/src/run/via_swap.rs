@@ -4,21 +4,22 @@
 //! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on
 //! every way out.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
+use spillway_device::fault_recording::FaultRecording;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::plan::Plan;
 use super::program::{Becoming, Ending, Found, Program};
 use super::statistics::{Paging, Statistics};
+use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
 use super::take_down::take_down_run;
 use super::via::Choice;
-use super::watch::{self, Governed};
-use crate::arguments::RunArguments;
-use crate::budget::{self, Budget};
+use super::watch;
+use crate::arguments::{PrefetchChoice, RunArguments};
+use crate::budget::Budget;
 use crate::cgroup::MemoryGroup;
-use crate::cgroup::usage::GroupUsage;
 use crate::device::launch::{RunningDevice, launch};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -73,25 +74,6 @@ fn check_machine() -> Result<Hierarchy, Failure> {
     })
 }
 
-impl Governed for MemoryGroup {
-    fn usage(&self) -> std::io::Result<GroupUsage> {
-        MemoryGroup::usage(self)
-    }
-
-    fn interval_at_limit(&self, limit_bytes: u64) -> Duration {
-        budget::interval_at_limit(limit_bytes)
-    }
-
-    fn let_kernel_kill(&self) {
-        // One that is gone has no process to kill.
-        let _ = self.wait_instead_of_kill(false);
-    }
-
-    fn set_limit(&self, limit_bytes: Option<u64>) -> std::io::Result<()> {
-        MemoryGroup::set_limit(self, limit_bytes)
-    }
-}
-
 impl Run {
     fn set_up(&mut self, interruption: &Interruption) -> Result<(), Failure> {
         interruption.check()?;
@@ -128,18 +110,29 @@ impl Run {
         let mut budget = Budget::new(arguments.local);
         group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
         let start = Instant::now();
+        let prefetching =
+            SwapPrefetching::start(arguments.prefetch.and_then(PrefetchChoice::policy), self.entry.path());
+        let governed = PrefetchedGroup::new(group, &prefetching, budget.limit_bytes());
+        let recording = arguments.recording.as_ref();
+        let log = recording.map(|wanted| FaultRecording::start(wanted.kind, wanted.room()));
+        let log = log.transpose().map_err(Failure::failed)?;
         let becoming = Becoming { procs_file: Some(group.procs_file()), ..Becoming::default() };
         let started = Program::start(program, &becoming, interruption)?;
-        let watched = watch::watch(&started, group, &mut budget, &self.entry, choice, arguments, interruption);
+        let watched = watch::watch(&started, &governed, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
         let paging = Paging {
             major_faults: group.major_faults(),
             out_of_memory_kills: group.out_of_memory_kills(),
             device: status_socket::ask_status(device.status_socket()).unwrap_or(Value::Null),
             pager: Value::Null,
+            prefetch: prefetching.report(),
         };
         let statistics = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
         statistics.deliver(arguments)?;
+        if let (Some(recording), Some(log)) = (recording, log) {
+            let delivered = log.finish(|log| recording.deliver(log));
+            delivered.map_err(|error| Failure::during("recording page faults", error))??;
+        }
         Ok(ending)
     }
 

@@ -44,6 +44,11 @@ pub(crate) trait Governed: Sync {
     fn report(&self) -> Value {
         Value::Null
     }
+
+    /// What prefetching does; null where it is no part of the way.
+    fn prefetch(&self) -> Value {
+        Value::Null
+    }
 }
 
 /// A run at one moment, and its peaks.
@@ -74,6 +79,8 @@ pub(crate) struct RunReport {
     pub(crate) is_told_of_files: bool,
     /// What the pager says; null over a swap device, which answers for itself.
     pub(crate) pager: Value,
+    /// What prefetching from swap does; null by the pager, which answers for itself.
+    pub(crate) prefetch: Value,
 }
 
 impl RunReport {
@@ -188,9 +195,10 @@ fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunRepo
     while !ended.load(Ordering::SeqCst) {
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
+            Question::Cluster => Answer::no_cluster(),
             Question::Status => {
                 let now = report.lock().expect("no holder panics").clone();
-                Answer::status(&RunReport { pager: governed.report(), ..now })
+                Answer::status(&RunReport { pager: governed.report(), prefetch: governed.prefetch(), ..now })
             }
             Question::Stop => Answer::refused("end the program, and its run ends"),
         });

@@ -3,11 +3,14 @@
 //! - [`stage`]: what a test stands on.
 //! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`], [`stress`]: exact output at
 //!   50 and 25 %.
+//! - [`traces`]: page faults, recorded and replayed.
 //! - [`shares`]: that the programs had so much and no more.
+//! - [`clusters`]: donors that a run finds by itself.
 //! - [`manners`]: exit status, signals and terminal; [`left_behind`]: what a killed program leaves.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full.
 
 pub(crate) mod chaos;
+pub(crate) mod clusters;
 pub(crate) mod cut_off;
 pub(crate) mod dumps;
 pub(crate) mod java;
@@ -20,3 +23,4 @@ pub(crate) mod servers;
 pub(crate) mod shares;
 pub(crate) mod stage;
 pub(crate) mod stress;
+pub(crate) mod traces;

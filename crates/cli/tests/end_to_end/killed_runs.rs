@@ -43,14 +43,29 @@ fn a_killed_run_is_taken_down_by_others() {
     stage.assert_clean();
 }
 
+/// A run that swaps, until its devices and donors lend.
+fn lending(stage: &Stage, frontend: &str) -> Running {
+    let verifier = stage.compile("verifier", &[]);
+    let program = [verifier.to_str().unwrap(), "48", "1000", "2"];
+    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M", "--frontend", frontend];
+    let mut running = Running::start(&mut stage.run(&options, &program));
+    stage.wait_lent(&mut running, LENT_BYTES);
+    running
+}
+
+/// The program loses its pages and its run; whatever it was doing, it ends and the next mending removes the rest.
+fn assert_mended(stage: &Stage) {
+    wait_until("mending to succeed", || {
+        let said = support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
+        (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
+    });
+    stage.assert_clean();
+}
+
 #[test]
 fn a_run_killed_with_all_its_helpers_is_mended() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let verifier = stage.compile("verifier", &[]);
-    let program = [verifier.to_str().unwrap(), "48", "1000", "2"];
-    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
-    let mut running = Running::start(&mut stage.run(&options, &program));
-    stage.wait_lent(&mut running, LENT_BYTES);
+    let running = lending(&stage, "auto");
     let helpers: Vec<u64> = ["device", "donor"]
         .iter()
         .flat_map(|kind| stage.items(kind))
@@ -62,12 +77,22 @@ fn a_run_killed_with_all_its_helpers_is_mended() {
     }
     running.signal("KILL");
     running.end();
-    // The program loses its pages and its run; whatever it was doing, it ends and the next mending removes the rest.
-    wait_until("mending to succeed", || {
-        let said = support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
-        (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
-    });
-    stage.assert_clean();
+    assert_mended(&stage);
+}
+
+/// As when a container was removed: only the kernel tells of the swap device then.
+#[test]
+fn a_killed_run_whose_registry_is_gone_is_mended() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let areas = || std::fs::read_to_string("/proc/swaps").unwrap().lines().count();
+    let before = areas();
+    let running = lending(&stage, "loop-fuse");
+    support::processes::kill_all_with(&stage.registry());
+    running.end();
+    assert_eq!(areas(), before + 1, "its swap area is on");
+    std::fs::remove_dir_all(stage.registry()).unwrap();
+    assert_mended(&stage);
+    assert_eq!(areas(), before, "it is off");
 }
 
 #[test]

@@ -8,21 +8,28 @@ use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 fn swap_on(stage: &mut Stage) {
     stage.donor("256M");
+    swap_on_with(stage, &[]);
+}
+
+/// Swaps to the donors that the stage has, with these options besides.
+pub(super) fn swap_on_with(stage: &Stage, more: &[&str]) {
     let donors = stage.donor_options();
     let options = ["swap", "on", "--size", "192M", "--slab-size", "4M", "--redundancy", "none", "--key", "none"];
-    let options: Vec<&str> = options.iter().copied().chain(donors.iter().map(String::as_str)).collect();
+    let options: Vec<&str> =
+        options.iter().copied().chain(donors.iter().map(String::as_str)).chain(more.iter().copied()).collect();
     support::run(&mut stage.spillway(&options)).done("swap on");
 }
 
-fn used_bytes(stage: &Stage) -> Option<u64> {
+/// What lies in the stage's swap area.
+pub(super) fn used_bytes(stage: &Stage) -> Option<u64> {
     stage.items("device").first()?["swap"]["used_bytes"].as_u64()
 }
 
 /// A memory group of the test's own, because only what is limited is paged out.
-struct Group(std::path::PathBuf);
+pub(super) struct Group(std::path::PathBuf);
 
 impl Group {
-    fn new(limit: &str) -> Option<Self> {
+    pub(super) fn new(limit: &str) -> Option<Self> {
         let (v1, v2) = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup");
         let is_v1 = std::path::Path::new(v1).is_dir();
         let path =
@@ -33,8 +40,30 @@ impl Group {
         Some(group)
     }
 
+    /// Its directory.
+    pub(super) fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    /// Faults of its programs that waited for a page.
+    pub(super) fn major_faults(&self) -> u64 {
+        let text = fs::read_to_string(self.0.join("memory.stat")).unwrap();
+        let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        // Version 1 has both, of which this is the whole.
+        of("total_pgmajfault ").or_else(|| of("pgmajfault ")).expect("the kernel counts faults")
+    }
+
+    /// Lifts its limit.
+    pub(super) fn lift(&self) {
+        for (file, text) in [("memory.limit_in_bytes", "-1"), ("memory.high", "max")] {
+            if self.0.join(file).exists() {
+                fs::write(self.0.join(file), text).unwrap();
+            }
+        }
+    }
+
     /// A command that runs inside.
-    fn command(&self, program: &[&str]) -> Command {
+    pub(super) fn command(&self, program: &[&str]) -> Command {
         let mut command = Command::new("sh");
         let join = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
         command.args(["-c", &join, "sh"]).args(program);
@@ -79,11 +108,7 @@ fn comes_back_after(happen: impl FnOnce(&Stage)) {
     wait_until("pages to be lent", || (used_bytes(&stage)? > 16 << 20).then_some(()));
     happen(&stage);
     // The program goes on; lifted first, because otherwise its pages would have nowhere to come back to.
-    for (file, text) in [("memory.limit_in_bytes", "-1"), ("memory.high", "max")] {
-        if group.0.join(file).exists() {
-            fs::write(group.0.join(file), text).unwrap();
-        }
-    }
+    group.lift();
     support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
     running.signal("USR1");
     let said = running.end().done("the verifier");

@@ -38,7 +38,8 @@ fn pages_stored(stage: &Stage) -> u64 {
     stage.device()["pages_stored"].as_u64().unwrap()
 }
 
-fn fio(device: &Path, options: &[&str]) {
+/// Writes by these options, and finds every block as it was written.
+pub(super) fn fio(device: &Path, options: &[&str]) {
     let file = format!("--filename={}", device.display());
     let common = [
         "--name=verify",
@@ -79,6 +80,7 @@ fn a_device_without_named_donors_starts_its_own() {
     let said = support::run(&mut stage.spillway(&["swap", "on", "--size", "64M"]));
     assert_eq!(said.status.code(), Some(2), "{}", said.errors);
     assert!(said.errors.contains("a machine that swaps to its own memory gains none"), "{}", said.errors);
+    assert!(said.errors.contains("--donor HOST:PORT") && said.errors.contains("[cluster]"), "{}", said.errors);
     stage.assert_clean();
 }
 

@@ -142,7 +142,7 @@ fn programs_that_become_another_user_are_paged() {
     let become_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     // Another user before the program starts, with a shell between, in another root directory, and in a user
     // namespace without any right.
-    let shell = format!("exec setpriv --reuid=65534 --regid=65534 --clear-groups {exerciser} mremap 16 /nonexistent");
+    let shell = format!("exec setpriv --reuid=65534 --regid=65534 --clear-groups {exerciser} mremap 48 /nonexistent");
     let starts: [Vec<&str>; 4] = [
         become_user.to_vec(),
         vec!["sh", "-c", &shell],
@@ -150,11 +150,11 @@ fn programs_that_become_another_user_are_paged() {
         vec!["unshare", "--user", "--map-user=65534", "--pid", "--fork"],
     ];
     for start in starts {
-        let own = [exerciser.as_str(), "mremap", "16", "/nonexistent"];
+        let own = [exerciser.as_str(), "mremap", "48", "/nonexistent"];
         let program = if start[0] == "sh" { start.clone() } else { [&start[..], &own].concat() };
-        let mut run = stage.run(&["--local", "50%", "--lend", "128M", "--slab-size", "4M"], &program);
+        let mut run = stage.run(&["--local", "50%", "--lend", "256M", "--slab-size", "4M"], &program);
         let said = support::run(run.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r"))).done(start[0]);
-        assert_eq!(said.text(), "mremap 4096 pages as written\n", "{start:?}");
+        assert_eq!(said.text(), "mremap 12288 pages as written\n", "{start:?}");
         let statistics = stage.statistics();
         assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 1000, "{start:?}: {statistics:#}");
         assert_eq!(statistics["pager"]["failures"], serde_json::json!([]), "{start:?}");

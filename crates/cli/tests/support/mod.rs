@@ -1,6 +1,7 @@
 //! What both test binaries need: commands with deadlines, scratch directories on a disk, and skips that say what is
 //! missing.
 
+pub(crate) mod agents;
 pub(crate) mod processes;
 
 use std::ffi::OsStr;

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::signal;
+use super::{signal, wait_until};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -51,6 +51,21 @@ pub(crate) fn with_argument(argument: &Path) -> Vec<u32> {
         line.split(|byte| *byte == 0).any(|part| part == argument)
     };
     processes().filter(has_it).collect()
+}
+
+/// Kills all processes that were started with `value` in their environment, and theirs, as when a container is removed.
+pub(crate) fn kill_all_with(value: &Path) {
+    let value = value.as_os_str().as_encoded_bytes();
+    let has_it = |pid: &u32| {
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|variable| variable.ends_with(value))
+    };
+    wait_until("no process to be left", || {
+        let living: Vec<u32> = processes().filter(has_it).filter(|pid| !is_gone(*pid)).collect();
+        // None of them has time to mend what the others leave.
+        ["STOP", "KILL"].iter().for_each(|name| living.iter().for_each(|pid| signal(*pid, name)));
+        living.is_empty().then_some(())
+    });
 }
 
 /// Processes that execute `binary`, zombies left out: the program and whatever it forked.

@@ -2,10 +2,14 @@
 //!
 //! Values are checked here, so that a mistake ends with status 2 before anything is touched.
 
+pub(crate) mod top;
+pub(crate) mod trace;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
@@ -13,11 +17,16 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::limits::THREADS_MAX;
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_pager::limits::FAULT_THREADS_MAX;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
+use self::top::TopArguments;
+use self::trace::TraceCommand;
 use crate::limits;
+use crate::run::recording::Recording;
 use crate::size::{LocalBudget, Size, human};
 
 /// Lets programs use the idle memory of other machines.
@@ -44,6 +53,13 @@ pub(crate) enum Command {
     Donate(DonateArguments),
     /// Show every device, donor and run on this machine
     Status(OutputArguments),
+    /// Show devices, runs and donors live: pages, latency, and what is degraded
+    Top(TopArguments),
+    /// Record page faults of programs, replay them against policies of prefetching, and plot them
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// Show the machines of the cluster that this machine's agent belongs to: what each lends and uses
+    Cluster(OutputArguments),
     /// Say what this kernel and user can do, and the command that mends what is missing
     Doctor(DoctorArguments),
     /// The long-running daemon, as its configuration says
@@ -51,6 +67,12 @@ pub(crate) enum Command {
     /// The background process of a device
     #[command(name = "serve-device", hide = true)]
     ServeDevice(ServeArguments),
+    /// Prefetches from a swap device of the machine
+    #[command(name = "prefetch-swap", hide = true)]
+    PrefetchSwap(PrefetchArguments),
+    /// Writes completions and manual pages below a directory that becomes /usr/share
+    #[command(name = "generate-files", hide = true)]
+    GenerateFiles(GenerateArguments),
     /// Becomes the program of `run`, inside its memory group
     #[command(name = "become-program", hide = true)]
     BecomeProgram(BecomeArguments),
@@ -103,13 +125,64 @@ pub(crate) struct StorageArguments {
 /// How memory reaches the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Via {
-    /// A swap device if it can be had, or else the pager; says which and why
+    /// The one that can be had and is faster on this kernel; says which and why
     #[default]
     Auto,
     /// A memory cgroup over a swap device; any program, needs root
     Swap,
     /// Page faults handled in user space; needs no root
     Pager,
+}
+
+/// Which pages come before the program faults on them. Over a swap device, the kernel's read-ahead is set aside for the
+/// whole machine meanwhile, but for `kernel`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PrefetchChoice {
+    #[default]
+    /// What the kernel reads ahead from swap by itself (vm.page-cluster); the default over a swap device
+    Kernel,
+    /// None
+    None,
+    /// Along the streams and strides of each thread; the default of run --via pager
+    Streams,
+    /// By Leap's majority trend, for each thread
+    Leap,
+    /// By Leap's majority trend, for all threads of a process together: to compare with
+    #[value(hide = true)]
+    LeapProcess,
+}
+
+impl PrefetchChoice {
+    /// The policy that is ours; `None`: the kernel's.
+    pub(crate) fn policy(self) -> Option<PrefetchPolicy> {
+        match self {
+            Self::Kernel => None,
+            Self::None => Some(PrefetchPolicy::None),
+            Self::Streams => Some(PrefetchPolicy::Streams),
+            Self::Leap => Some(PrefetchPolicy::Leap),
+            Self::LeapProcess => Some(PrefetchPolicy::LeapByProcess),
+        }
+    }
+}
+
+/// Whether pages that streams have passed leave first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunEagerEviction {
+    /// Most of them do
+    Yes,
+    /// They leave by chance, as others
+    No,
+}
+
+impl RunEagerEviction {
+    /// What the pager is told.
+    pub(crate) fn policy(self) -> EagerEviction {
+        match self {
+            Self::Yes => EagerEviction::Yes,
+            Self::No => EagerEviction::No,
+        }
+    }
 }
 
 /// `spillway run`.
@@ -134,6 +207,13 @@ pub(crate) struct RunArguments {
     /// CPUs]
     #[arg(long, value_name = "COUNT", value_parser = fault_threads)]
     pub(crate) fault_threads: Option<usize>,
+    /// Which pages come before the program faults on them [default: kernel with --via swap, streams with --via pager]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub(crate) prefetch: Option<PrefetchChoice>,
+    /// Whether pages that came before the program asked for them, and that it has used, leave before others [default:
+    /// yes, with --via pager]
+    #[arg(long, value_name = "WHETHER", value_enum)]
+    pub(crate) eager_eviction: Option<RunEagerEviction>,
     /// Page to this machine's own memory, without donors: the yardstick for measurements
     #[arg(long, hide = true)]
     pub(crate) local_memory: bool,
@@ -143,6 +223,9 @@ pub(crate) struct RunArguments {
     /// Print a summary on standard error when the program ends
     #[arg(long)]
     pub(crate) summary: bool,
+    /// What `trace record` wants recorded
+    #[arg(skip)]
+    pub(crate) recording: Option<Recording>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) program: Vec<OsString>,
@@ -182,6 +265,15 @@ pub(crate) struct SwapOnArguments {
     /// Swap priority [default: above every area that is on]
     #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(limits::SWAP_PRIORITY_MAX)))]
     pub(crate) priority: Option<i32>,
+    /// Which pages come from swap before programs fault on them; all but kernel set vm.page-cluster to 0 until swap off
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t)]
+    pub(crate) prefetch: PrefetchChoice,
+    /// Prefetch for the processes in this memory cgroup, given by its directory; repeat it for more [default: for all]
+    #[arg(long = "prefetch-cgroup", value_name = "DIRECTORY")]
+    pub(crate) prefetch_cgroups: Vec<PathBuf>,
+    /// Prefetch for the processes of this name, present and future; repeat it for more [default: for all]
+    #[arg(long = "prefetch-process", value_name = "NAME")]
+    pub(crate) prefetch_processes: Vec<String>,
 }
 
 /// `spillway device on`.
@@ -303,6 +395,22 @@ pub(crate) struct ServeArguments {
     pub(crate) kept: Option<String>,
 }
 
+/// The hidden command that prefetches from a swap device; for its keeper.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PrefetchArguments {
+    /// A `PrefetchPlan`
+    pub(crate) plan: String,
+    /// The device's entry
+    pub(crate) entry: PathBuf,
+}
+
+/// The hidden command that makes files of a package.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GenerateArguments {
+    /// Where
+    pub(crate) share: PathBuf,
+}
+
 /// The hidden command that becomes the program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BecomeArguments {
@@ -409,6 +517,7 @@ mod tests {
             ("spillway run --local 0% -- true", "50%"),
             ("spillway run --own-donors 0 -- true", "from 1 to"),
             ("spillway run --fault-threads 9 -- true", "from 1 to"),
+            ("spillway run --prefetch magic -- true", "streams"),
             ("spillway run --lend 8K -- true", "such as 2G"),
             ("spillway run --local 1 -- true", "1M or 1G"),
             ("spillway device on --size huge --donor a:1", "512M"),
@@ -424,6 +533,9 @@ mod tests {
             ("spillway device on --size 1G --listen unix:/x --connections 0 --donor a:1", "from 1 to 64"),
             ("spillway donate --memory=-5", "--memory"),
             ("spillway swap on --size 1G --priority 40000 --donor a:1", "32767"),
+            ("spillway swap on --size 1G --prefetch magic --donor a:1", "streams"),
+            ("spillway top --interval 0", "from 0.1 to 3600"),
+            ("spillway top --interval often", "such as 0.5"),
         ] {
             let error = parse(line).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
@@ -434,6 +546,12 @@ mod tests {
     #[test]
     fn hidden_commands_are_not_in_the_help() {
         let help = Arguments::command().render_long_help().to_string();
-        assert!(help.contains("doctor") && !help.contains("serve-device") && !help.contains("become-program"));
+        assert!(
+            help.contains("doctor")
+                && !help.contains("serve-device")
+                && !help.contains("prefetch-swap")
+                && !help.contains("generate-files")
+                && !help.contains("become-program")
+        );
     }
 }

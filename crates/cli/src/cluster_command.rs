@@ -1,0 +1,118 @@
+//! `spillway cluster`: the machines of the cluster, as the agent of this machine knows them.
+
+use std::fmt::Write;
+
+use crate::agent::cluster::view::{ClusterView, MemberView};
+use crate::arguments::OutputArguments;
+use crate::failure::Failure;
+use crate::limits;
+use crate::output;
+use crate::registry::{Kind, Registry};
+use crate::size::human;
+use crate::status_socket::{self, Question};
+
+/// Asks and prints.
+pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let socket = registry.status_socket(Kind::Agent, "agent");
+    if !socket.exists() {
+        return Err(Failure::Failed(
+            "no agent runs on this machine; write [cluster] to /etc/spillway/spillway.toml and start \
+             `spillway agent`"
+                .to_owned(),
+        ));
+    }
+    let answer = status_socket::ask(&socket, Question::Cluster, limits::STATUS_DEADLINE).map_err(Failure::failed)?;
+    let view: ClusterView = serde_json::from_value(answer.unwrap_or_default())
+        .map_err(|error| Failure::during("the agent's answer (is it of another release?)", error))?;
+    if arguments.json { output::json(&view) } else { output::text(&describe(&view)) }
+}
+
+/// Columns of the table, with the first one to the left.
+const COLUMNS: [&str; 10] =
+    ["machine", "address", "zone", "rack", "state", "lends", "lent", "uses", "version", "identity"];
+
+fn row(member: &MemberView) -> [String; COLUMNS.len()] {
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human);
+    let name = if member.is_self { format!("{}*", text(&member.name)) } else { text(&member.name) };
+    [
+        name,
+        member.address.clone(),
+        text(&member.zone),
+        text(&member.rack),
+        member.state.clone(),
+        bytes(member.quota_bytes),
+        bytes(member.lent_bytes),
+        bytes(member.used_bytes),
+        text(&member.release),
+        member.machine.as_ref().map_or_else(|| "-".to_owned(), |machine| machine.chars().take(8).collect()),
+    ]
+}
+
+/// A table for people. Writing to a string cannot fail, so results are dropped.
+fn describe(view: &ClusterView) -> String {
+    let count = |states: &[&str]| view.members.iter().filter(|member| states.contains(&member.state.as_str())).count();
+    let (living, gone) = (count(&["alive", "suspect", "listed"]), count(&["gone", "left"]));
+    let sealed = if view.sealed { "sealed" } else { "NOT sealed" };
+    let mut text = format!("cluster {} ({}, {sealed}): {living} machines", view.name, view.discovery);
+    let _ = if gone > 0 { writeln!(text, ", {gone} gone") } else { writeln!(text) };
+    let mut rows = vec![COLUMNS.map(str::to_owned)];
+    rows.extend(view.members.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+    for warning in &view.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::cluster::view::TrafficView;
+
+    fn member(name: Option<&str>, state: &str) -> MemberView {
+        MemberView {
+            name: name.map(str::to_owned),
+            address: "10.0.0.1:7070".to_owned(),
+            machine: Some("0123456789abcdef0123456789abcdef".to_owned()),
+            generation: Some(1),
+            state: state.to_owned(),
+            is_self: name == Some("node1"),
+            zone: None,
+            rack: None,
+            quota_bytes: name.map(|_| 1 << 30),
+            lent_bytes: name.map(|_| 0),
+            used_bytes: name.map(|_| 0),
+            release: None,
+            wire_version: None,
+        }
+    }
+
+    #[test]
+    fn the_table_names_every_machine_and_what_is_wrong() {
+        let view = ClusterView {
+            name: "home".to_owned(),
+            discovery: "gossip".to_owned(),
+            sealed: false,
+            key_file: None,
+            machine: String::new(),
+            identity_file: String::new(),
+            members: vec![member(Some("node1"), "alive"), member(Some("node2"), "gone"), member(None, "alive")],
+            warnings: vec!["something".to_owned()],
+            traffic: TrafficView::default(),
+        };
+        let text = describe(&view);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "cluster home (gossip, NOT sealed): 2 machines, 1 gone");
+        assert!(lines[2].starts_with("node1*") && lines[2].contains("1 GiB") && lines[2].ends_with("01234567"));
+        assert!(lines[4].starts_with("- ") && lines[5] == "warning: something", "{text}");
+        assert_eq!(lines[1].find("state"), lines[3].find("gone"));
+        assert_eq!(serde_json::from_value::<ClusterView>(serde_json::to_value(&view).unwrap()).unwrap(), view);
+    }
+}

@@ -1,0 +1,307 @@
+//! Which machines of a cluster a borrower takes, as a decision about what the agent tells.
+//!
+//! A machine is taken if it is alive, has memory left to lend and speaks this wire version. Of a listed machine no more
+//! is known than that it is in the list, so it is taken. If more machines lend than a device has places for donors,
+//! chance decides: every borrower then has other ones, and the load spreads.
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use spillway_fabric::address::DonorAddress;
+use spillway_fabric::wire::WIRE_VERSION;
+use spillway_volume::limits::DONORS_MAX;
+
+use crate::agent::cluster::view::{ClusterView, MemberView};
+use crate::arguments::StorageArguments;
+use crate::limits;
+
+/// Why there is no donor in a cluster.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ChoiceError {
+    /// The agent is alone, or no other machine has memory to lend.
+    #[error(
+        "no other machine of cluster '{0}' has memory to lend now (`spillway cluster` shows them); start an agent with \
+         [donor] on another machine, or name a donor with --donor"
+    )]
+    NoneLends(String),
+    /// Machines are there, and what they lend is not known yet.
+    #[error(
+        "the {machines} other machine(s) of cluster '{cluster}' have not told yet what they lend; try again in some \
+         seconds, or name a donor with --donor"
+    )]
+    NotToldYet {
+        /// The cluster's name.
+        cluster: String,
+        /// How many they are.
+        machines: usize,
+    },
+}
+
+/// Donors that were chosen in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClusterDonors {
+    cluster: String,
+    /// Those that were chosen, in the order of addresses.
+    chosen: Vec<Lender>,
+    /// Machines that lend, chosen or not.
+    lending: usize,
+    /// The cluster's key file, or `none`.
+    key: PathBuf,
+}
+
+/// A machine that lends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lender {
+    address: DonorAddress,
+    name: Option<String>,
+}
+
+impl ClusterDonors {
+    /// Chooses at most [`DONORS_MAX`] donors; the same `seed` chooses the same ones.
+    pub(crate) fn choose(view: &ClusterView, seed: u64) -> Result<Self, ChoiceError> {
+        let mut chosen = lenders(view);
+        let lending = chosen.len();
+        if lending == 0 {
+            return Err(none_lends(view));
+        }
+        let mut rng = SmallRng::seed_from_u64(seed);
+        for place in 0..lending.min(DONORS_MAX) {
+            chosen.swap(place, rng.random_range(place..lending));
+        }
+        chosen.truncate(DONORS_MAX);
+        sort(&mut chosen);
+        let key = view.key_file.clone().unwrap_or_else(|| PathBuf::from("none"));
+        Ok(Self { cluster: view.name.clone(), chosen, lending, key })
+    }
+
+    /// The same storage with these donors, and with the cluster's key unless another one was named.
+    pub(crate) fn fill(&self, storage: &StorageArguments) -> StorageArguments {
+        StorageArguments {
+            donors: self.chosen.iter().map(|lender| lender.address.clone()).collect(),
+            key: storage.key.clone().or_else(|| Some(self.key.clone())),
+            ..storage.clone()
+        }
+    }
+
+    /// What the user of a `borrower` is told.
+    pub(crate) fn note(&self, borrower: &str) -> String {
+        let machines = match self.chosen.len() {
+            1 => "the only lending machine".to_owned(),
+            count if count == self.lending => format!("all {count} lending machines"),
+            count => format!("{count} of {} lending machines, chosen at random,", self.lending),
+        };
+        format!(
+            "no donor was named: the {borrower} uses {machines} of cluster '{}' ({}); machines that join later are for \
+             borrowers that start later",
+            self.cluster,
+            self.names()
+        )
+    }
+
+    fn names(&self) -> String {
+        let name = |lender: &Lender| match &lender.name {
+            Some(name) => format!("{name} at {}", lender.address),
+            None => lender.address.to_string(),
+        };
+        let mut names: Vec<String> = self.chosen.iter().take(limits::DONORS_TOLD_MAX).map(name).collect();
+        if let Some(more @ 1..) = self.chosen.len().checked_sub(limits::DONORS_TOLD_MAX) {
+            names.push(format!("and {more} more"));
+        }
+        names.join(", ")
+    }
+}
+
+/// The machines that lend, without the one that was asked.
+fn lenders(view: &ClusterView) -> Vec<Lender> {
+    let lender = |member: &MemberView| {
+        Some(Lender { address: member.address.parse().ok()?, name: member.name.clone() }).filter(|_| lends(member))
+    };
+    let own = |member: &&MemberView| member.is_self;
+    let own_address = view.members.iter().find(own).map(|member| member.address.as_str());
+    let others = view.members.iter().filter(|member| Some(member.address.as_str()) != own_address);
+    let mut found: Vec<Lender> = others.filter(|member| !member.is_self).filter_map(lender).collect();
+    sort(&mut found);
+    found.dedup_by(|one, other| one.address == other.address);
+    found
+}
+
+fn sort(lenders: &mut [Lender]) {
+    lenders.sort_by_cached_key(|lender| lender.address.to_string());
+}
+
+fn lends(member: &MemberView) -> bool {
+    let has_room = member.quota_bytes > member.lent_bytes;
+    let speaks_our_version = member.wire_version.is_none_or(|version| version == WIRE_VERSION);
+    match member.state.as_str() {
+        "listed" => true,
+        "alive" => has_room && speaks_our_version,
+        _ => false,
+    }
+}
+
+fn none_lends(view: &ClusterView) -> ChoiceError {
+    let is_untold = |member: &&MemberView| !member.is_self && member.state == "alive" && member.quota_bytes.is_none();
+    match view.members.iter().filter(is_untold).count() {
+        0 => ChoiceError::NoneLends(view.name.clone()),
+        machines => ChoiceError::NotToldYet { cluster: view.name.clone(), machines },
+    }
+}
+
+/// Waits with a choice until the lenders are known: an agent that has just started hears of them one after another,
+/// and a device keeps the donors that it began with.
+#[derive(Debug, Default)]
+pub(crate) struct Settling {
+    known: Vec<Lender>,
+    since: Option<Instant>,
+}
+
+impl Settling {
+    /// Whether the lenders have stayed the same for `pause`, at the look of `now`.
+    pub(crate) fn look(&mut self, now: Instant, view: &ClusterView, pause: Duration) -> bool {
+        let found = lenders(view);
+        if self.since.is_none() || found != self.known {
+            self.known = found;
+            self.since = Some(now);
+        }
+        self.since.is_some_and(|since| now.saturating_duration_since(since) >= pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::agent::cluster::view::TrafficView;
+    use crate::arguments::{Arguments, Command};
+
+    fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberView {
+        MemberView {
+            name: Some(format!("node{number}")),
+            address: format!("10.0.{}.{}:7070", number / 256, number % 256),
+            machine: None,
+            generation: None,
+            state: state.to_owned(),
+            is_self: number == 0,
+            zone: None,
+            rack: None,
+            quota_bytes,
+            lent_bytes: quota_bytes.map(|_| 0),
+            used_bytes: None,
+            release: None,
+            wire_version: Some(WIRE_VERSION),
+        }
+    }
+
+    fn view(members: Vec<MemberView>) -> ClusterView {
+        ClusterView {
+            name: "home".to_owned(),
+            discovery: "gossip".to_owned(),
+            sealed: true,
+            key_file: Some("/etc/key".into()),
+            machine: String::new(),
+            identity_file: String::new(),
+            members,
+            warnings: Vec::new(),
+            traffic: TrafficView::default(),
+        }
+    }
+
+    fn storage(options: &str) -> StorageArguments {
+        let line = format!("spillway run {options} -- true");
+        let line = line.split_whitespace();
+        let Command::Run(run) = <Arguments as clap::Parser>::parse_from(line).command else { panic!("not run") };
+        run.storage
+    }
+
+    fn addresses(donors: &ClusterDonors) -> Vec<String> {
+        donors.fill(&storage("")).donors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn machines_that_lend_are_taken_and_no_others() {
+        const GIB: Option<u64> = Some(1 << 30);
+        let full = MemberView { lent_bytes: GIB, ..member(6, "alive", GIB) };
+        let foreign = MemberView { wire_version: Some(WIRE_VERSION + 1), ..member(7, "alive", GIB) };
+        let again = MemberView { name: None, ..member(1, "alive", GIB) };
+        let own_address_again = MemberView { is_self: false, ..member(0, "alive", GIB) };
+        let members = vec![
+            member(0, "alive", GIB),
+            member(1, "alive", GIB),
+            member(2, "alive", Some(0)),
+            member(3, "alive", None),
+            member(4, "suspect", GIB),
+            member(5, "gone", GIB),
+            full,
+            foreign,
+            again,
+            own_address_again,
+            member(9, "listed", None),
+        ];
+        let donors = ClusterDonors::choose(&view(members), 1).unwrap();
+        assert_eq!(addresses(&donors), ["10.0.0.1:7070", "10.0.0.9:7070"]);
+        let note = donors.note("program");
+        assert!(note.contains("all 2 lending machines of cluster 'home'"), "{note}");
+        assert!(note.contains("node9 at 10.0.0.9:7070") && note.contains("join later"), "{note}");
+    }
+
+    #[test]
+    fn a_cluster_without_lenders_says_what_to_do() {
+        let alone = view(vec![member(0, "alive", Some(1)), member(1, "alive", Some(0)), member(2, "gone", Some(1))]);
+        let error = ClusterDonors::choose(&alone, 1).unwrap_err();
+        assert_eq!(error, ChoiceError::NoneLends("home".to_owned()));
+        assert!(error.to_string().contains("--donor") && error.to_string().contains("[donor]"));
+        let early = view(vec![member(0, "alive", Some(1)), member(1, "alive", None)]);
+        let error = ClusterDonors::choose(&early, 1).unwrap_err();
+        assert!(error.to_string().contains("try again"), "{error}");
+    }
+
+    #[test]
+    fn of_many_machines_chance_takes_as_many_as_a_device_has_places_for() {
+        let many = view((0..300).map(|number| member(number, "alive", Some(1))).collect());
+        let of_seed = |seed| addresses(&ClusterDonors::choose(&many, seed).unwrap());
+        assert_eq!(of_seed(1), of_seed(1));
+        let mut taken = BTreeSet::new();
+        for seed in 0..100 {
+            let chosen: BTreeSet<String> = of_seed(seed).into_iter().collect();
+            assert_eq!(chosen.len(), DONORS_MAX, "no machine twice");
+            taken.extend(chosen);
+        }
+        // A machine is left out a hundred times with a chance of (235 / 299) ^ 100, below 1e-10.
+        assert_eq!(taken.len(), 299, "every machine has its chance, and the own one has none");
+        let note = ClusterDonors::choose(&many, 1).unwrap().note("device");
+        assert!(note.contains("64 of 299") && note.contains("at random") && note.contains("and 56 more"), "{note}");
+    }
+
+    #[test]
+    fn the_clusters_key_comes_along_unless_another_one_was_named() {
+        let members = vec![member(0, "alive", None), member(1, "alive", Some(1))];
+        let sealed = view(members);
+        let open = ClusterView { key_file: None, ..sealed.clone() };
+        let key = |view: &ClusterView, options: &str| {
+            ClusterDonors::choose(view, 1).unwrap().fill(&storage(options)).key.unwrap()
+        };
+        assert_eq!(key(&sealed, ""), PathBuf::from("/etc/key"));
+        assert_eq!(key(&sealed, "--key /other"), PathBuf::from("/other"));
+        assert_eq!(key(&open, ""), PathBuf::from("none"));
+    }
+
+    #[test]
+    fn a_cluster_has_settled_when_no_lender_came_or_went_for_a_while() {
+        const PAUSE: Duration = Duration::from_secs(10);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let known = |count| view((0..count).map(|number| member(number, "alive", Some(1))).collect());
+        let mut settling = Settling::default();
+        assert!(!settling.look(at(0), &known(1), PAUSE));
+        assert!(!settling.look(at(9), &known(2), PAUSE), "one came");
+        assert!(!settling.look(at(18), &known(2), PAUSE));
+        assert!(settling.look(at(19), &known(2), PAUSE));
+        assert!(!settling.look(at(20), &known(1), PAUSE), "it went again");
+        assert!(settling.look(at(30), &known(1), PAUSE));
+    }
+}

@@ -1,0 +1,291 @@
+//! What `status` tells, as figures with types: what the agent's metrics and `top` are made of.
+//!
+//! [`Observation::gather`] asks everything of ours on this machine at the same time, so one hung process costs one
+//! deadline and not one for each. The rest is without I/O: reports become figures.
+//!
+//! Invariants: a report that cannot be read is a warning, never a row of zeroes; the figures are those of
+//! `spillway status --json`, so there is one truth.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+use spillway_donor::DonorStatus;
+use spillway_pager::pager::PagerStatus;
+use spillway_volume::status::DeviceStatus;
+
+use crate::device::records::DeviceReport;
+use crate::failure::Failure;
+use crate::limits;
+use crate::machine::memory::Memory;
+use crate::machine::swap_list;
+use crate::registry::{Found, Kind, Registry};
+use crate::status::{self, Item};
+
+/// Everything of ours on this machine at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Observation {
+    /// The machine's memory, if the kernel tells.
+    pub(crate) memory: Option<Memory>,
+    /// Devices, donors, runs and agents, in the order of `status`.
+    pub(crate) things: Vec<Thing>,
+}
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Thing {
+    /// What it is.
+    pub(crate) kind: Kind,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its process.
+    pub(crate) pid: Option<u32>,
+    /// The program that it runs, of a run.
+    pub(crate) program: Option<String>,
+    /// As `status` has it: `running`, `silent`, `orphaned` or `dead`.
+    pub(crate) state: &'static str,
+    /// What the user should know.
+    pub(crate) warnings: Vec<String>,
+    /// What is in use of the swap area on it.
+    pub(crate) swap_used_bytes: Option<u64>,
+    /// What it tells of itself.
+    pub(crate) told: Told,
+}
+
+/// The report of one kind of thing.
+#[derive(Clone, Debug)]
+pub(crate) enum Told {
+    /// It does not answer, answered in a form that this version cannot read, or has nothing to tell.
+    Nothing,
+    /// A block device.
+    Device(Box<DeviceReport>),
+    /// A program under `run`.
+    Run(Box<RunFigures>),
+    /// A process that lends memory.
+    Donor(Box<DonorStatus>),
+}
+
+/// The part of a run's report that is used here.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RunFigures {
+    /// How memory reaches it.
+    pub(crate) via: Option<RunVia>,
+    /// The budget as the user wrote it.
+    pub(crate) local: String,
+    /// The limit in force.
+    pub(crate) limit_bytes: Option<u64>,
+    /// Where its memory is.
+    pub(crate) usage: RunUsage,
+    /// Local plus lent, without cached files.
+    pub(crate) footprint_bytes: u64,
+    /// The pager and its volume; over a swap device there is a device of its own.
+    pub(crate) pager: Option<PagerStatus>,
+}
+
+/// How memory reaches a run.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct RunVia {
+    /// `swap` or `pager`.
+    pub(crate) way: String,
+}
+
+/// Where the memory of a run is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RunUsage {
+    /// Local.
+    pub(crate) charged_bytes: u64,
+    /// Paged out.
+    pub(crate) swapped_bytes: u64,
+}
+
+impl Observation {
+    /// Asks everything but entries of the kind `except`: the process that asks may be one of them.
+    pub(crate) fn gather(registry: &Registry, except: Option<Kind>) -> Result<Self, Failure> {
+        let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
+        let mut entries = registry.entries().map_err(Failure::failed)?;
+        entries.retain(|found| except != Some(found.kind));
+        let ask = |found: &Found| {
+            let thing = Thing::from(status::ask(found, &areas));
+            let program = thing.pid.filter(|_| thing.kind == Kind::Run).and_then(program_of_run);
+            Thing { program, ..thing }
+        };
+        let mut things = Vec::with_capacity(entries.len());
+        for together in entries.chunks(limits::ASKED_AT_ONCE_MAX) {
+            std::thread::scope(|scope| {
+                let ask = &ask;
+                let asked: Vec<_> = together.iter().map(|found| scope.spawn(move || ask(found))).collect();
+                things.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
+            });
+        }
+        Ok(Self { memory: Memory::read().ok(), things })
+    }
+}
+
+impl From<Item> for Thing {
+    fn from(item: Item) -> Self {
+        let Item { kind, name, pid, state, report, swap, mut warnings } = item;
+        let told = Told::read(kind, report).unwrap_or_else(|error| {
+            warnings.push(format!("its report cannot be read ({error}): it may run another version of spillway"));
+            Told::Nothing
+        });
+        Self {
+            kind,
+            name,
+            pid,
+            program: None,
+            state,
+            warnings,
+            swap_used_bytes: swap.map(|area| area.used_bytes),
+            told,
+        }
+    }
+}
+
+impl Told {
+    fn read(kind: Kind, mut report: Value) -> Result<Self, serde_json::Error> {
+        if report.is_null() {
+            return Ok(Self::Nothing);
+        }
+        match kind {
+            Kind::Device => serde_json::from_value(report).map(|report| Self::Device(Box::new(report))),
+            Kind::Run => serde_json::from_value(report).map(|report| Self::Run(Box::new(report))),
+            Kind::Donor | Kind::Agent => {
+                let donor: Option<DonorStatus> =
+                    serde_json::from_value(report.get_mut("donor").map(Value::take).unwrap_or_default())?;
+                Ok(donor.map_or(Self::Nothing, |donor| Self::Donor(Box::new(donor))))
+            }
+        }
+    }
+}
+
+impl Thing {
+    /// The agent that this process is, with what it tells of itself.
+    pub(crate) fn of_agent(report: Value) -> Self {
+        let (kind, name, pid) = (Kind::Agent, "agent".to_owned(), Some(std::process::id()));
+        Self::from(Item { kind, name, pid, state: "running", report, swap: None, warnings: Vec::new() })
+    }
+
+    /// The volume behind it: a device's, or that of a run by the pager.
+    pub(crate) fn volume(&self) -> Option<&DeviceStatus> {
+        match &self.told {
+            Told::Device(report) => Some(&report.device),
+            Told::Run(run) => run.pager.as_ref().map(|pager| &pager.device),
+            Told::Donor(_) | Told::Nothing => None,
+        }
+    }
+
+    /// The run that it is, or that its device belongs to.
+    pub(crate) fn run(&self) -> Option<&str> {
+        match &self.told {
+            Told::Device(report) => report.run.as_deref(),
+            _ if self.kind == Kind::Run => Some(&self.name),
+            _ => None,
+        }
+    }
+
+    /// Its name for people: a run has its program's before it.
+    pub(crate) fn title(&self) -> String {
+        self.program.iter().chain([&self.name]).map(String::as_str).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The donor in it.
+    pub(crate) fn donor(&self) -> Option<&DonorStatus> {
+        match &self.told {
+            Told::Donor(donor) => Some(donor),
+            _ => None,
+        }
+    }
+}
+
+/// The program of the run whose process this is: a run's report does not have it.
+fn program_of_run(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    program_in(&String::from_utf8_lossy(&line))
+}
+
+/// The file name of the first word after `--` on a command line whose words end with zeroes.
+fn program_in(line: &str) -> Option<String> {
+    let mut words = line.split('\0').skip_while(|word| *word != "--");
+    let file = Path::new(words.nth(1)?).file_name()?.to_string_lossy().into_owned();
+    // What a terminal would obey, it shall not see.
+    Some(file.replace(char::is_control, "?"))
+}
+
+/// Whether a device's line of health says that all is well.
+pub(crate) fn is_well(volume: &DeviceStatus) -> bool {
+    volume.health == "ok" || volume.health.starts_with("ok ")
+}
+
+#[cfg(test)]
+pub(crate) mod examples;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn thing(kind: Kind, report: Value) -> Thing {
+        Thing::from(Item {
+            kind,
+            name: "x".to_owned(),
+            pid: Some(7),
+            state: "running",
+            report,
+            swap: None,
+            warnings: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn reports_become_figures() {
+        let device = thing(Kind::Device, serde_json::to_value(examples::device_report("swap", 7)).unwrap());
+        assert_eq!(device.volume().unwrap().traffic.pages_in, 7);
+        assert_eq!((device.run(), device.donor()), (None, None));
+        let run = json!({"via": {"way": "pager", "reason": "asked for"}, "local": "50%", "usage": {"charged_bytes": 3},
+            "pager": serde_json::to_value(examples::pager_status(9)).unwrap(), "prefetch": null});
+        let run = thing(Kind::Run, run);
+        assert_eq!((run.volume().unwrap().traffic.pages_in, run.run()), (9, Some("x")));
+        let donor = json!({"donor": serde_json::to_value(examples::donor_status(5 << 20)).unwrap()});
+        assert_eq!(thing(Kind::Donor, donor).donor().unwrap().lent_bytes, 5 << 20);
+    }
+
+    #[test]
+    fn a_run_over_a_swap_device_has_no_pager() {
+        let run = thing(Kind::Run, json!({"local": "1G", "pager": null}));
+        assert!(run.volume().is_none() && run.warnings.is_empty(), "{:?}", run.warnings);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_a_warning_and_silence_is_none() {
+        let odd = thing(Kind::Device, json!({"device": {"size_bytes": "many"}}));
+        assert!(matches!(odd.told, Told::Nothing) && odd.warnings[0].contains("another version"), "{odd:?}");
+        assert!(thing(Kind::Device, Value::Null).warnings.is_empty());
+        let agent = thing(Kind::Agent, json!({"donor": null, "metrics": "http://127.0.0.1:7071/metrics"}));
+        assert!(matches!(agent.told, Told::Nothing) && agent.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_run_is_named_by_its_program() {
+        assert_eq!(program_in("spillway\0run\0--local\x001G\0--\0/usr/bin/sort\0-n\0"), Some("sort".to_owned()));
+        assert_eq!(program_in("spillway\0run\0--\0a\x1b[2Jb\0"), Some("a?[2Jb".to_owned()));
+        assert_eq!((program_in("spillway\0status\0"), program_in("spillway\0run\0--\0")), (None, None));
+        let run = Thing { program: Some("sort".to_owned()), ..examples::run("7", 0) };
+        assert_eq!((run.title(), examples::run("7", 0).title()), ("sort 7".to_owned(), "7".to_owned()));
+    }
+
+    #[test]
+    fn everything_is_asked_at_once_but_what_is_left_out() {
+        let (_directory, registry) = Registry::temporary();
+        let _entries: Vec<_> = (0..limits::ASKED_AT_ONCE_MAX + 2)
+            .map(|number| registry.claim(Kind::Donor, &format!("d{number}")).unwrap())
+            .collect();
+        let _agent = registry.claim(Kind::Agent, "agent").unwrap();
+        let seen = Observation::gather(&registry, Some(Kind::Agent)).unwrap();
+        assert_eq!(seen.things.len(), limits::ASKED_AT_ONCE_MAX + 2);
+        assert!(seen.things.iter().all(|thing| thing.state == "silent" && thing.kind == Kind::Donor));
+        assert_eq!(Observation::gather(&registry, None).unwrap().things.len(), limits::ASKED_AT_ONCE_MAX + 3);
+    }
+}

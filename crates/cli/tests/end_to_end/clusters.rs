@@ -1,0 +1,83 @@
+//! Donors that a device, the machine's swap and an agent find by themselves: those of the cluster.
+
+use std::path::Path;
+
+use super::machine_swap::{Group, used_bytes};
+use super::plain_device::fio;
+use crate::both_ways::stage::Stage;
+use crate::support::agents::Agents;
+use crate::support::{Running, Said, UNTIL_TOLD, run, wait_until};
+
+/// Two machines lend 64 MiB each, so more than that needs both.
+const LENT_BY_BOTH_BYTES: u64 = 65 << 20;
+
+/// The first of three machines is the stage's.
+fn cluster(stage: &Stage) -> Agents {
+    Agents::lending(3, "64M").with_first_registry(stage.registry())
+}
+
+/// The device of the stage has the other machines as donors, and the user was told.
+fn assert_uses_others(stage: &Stage, cluster: &Agents, said: &Said, borrower: &str) {
+    assert_eq!(Agents::connected_donors(&stage.device()), [cluster.address(1), cluster.address(2)]);
+    let expected = format!("the {borrower} uses all 2 lending machines of cluster 'test'");
+    assert!(said.errors.contains(&expected), "{}", said.errors);
+}
+
+/// Pages a program out to the stage's swap, to both donors, and brings every page back by `off`.
+fn comes_back(stage: &Stage, off: impl FnOnce()) {
+    let verifier = stage.compile("verifier", &[]);
+    let group = Group::new("33554432").expect("a memory group can be made");
+    let running = Running::start(&mut group.command(&[verifier.to_str().unwrap(), "112", UNTIL_TOLD, "3"]));
+    wait_until("pages to be lent by both", || (used_bytes(stage)? > LENT_BY_BOTH_BYTES).then_some(()));
+    group.lift();
+    off();
+    running.signal("USR1");
+    let said = running.end().done("the verifier");
+    assert!(said.text().contains("wrong 0"), "{}", said.text());
+}
+
+#[test]
+fn swap_without_named_donors_is_at_the_clusters() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let cluster = cluster(&stage);
+    let agents = cluster.start_all("");
+    let options = ["swap", "on", "--size", "112M", "--slab-size", "4M", "--redundancy", "none"];
+    let said = run(&mut stage.spillway(&options)).done("swap on");
+    assert_uses_others(&stage, &cluster, &said, "swap device");
+    comes_back(&stage, || drop(run(&mut stage.spillway(&["swap", "off"])).done("swap off")));
+    drop(agents);
+    stage.assert_clean();
+}
+
+#[test]
+fn a_device_without_named_donors_is_at_the_clusters() {
+    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let cluster = cluster(&stage);
+    let agents = cluster.start_all("");
+    let options = ["--slab-size", "4M", "--redundancy", "replicas=2", "--transport", "tcp"];
+    let said = run(stage.spillway(&["device", "on", "--size", "48M"]).args(options)).done("device on");
+    assert_uses_others(&stage, &cluster, &said, "device");
+    fio(Path::new(said.text().trim()), &["--rw=randwrite", "--bs=4k", "--iodepth=16", "--size=48M"]);
+    assert_eq!(stage.device()["pages_lost"], 0);
+    run(&mut stage.spillway(&["device", "off"])).done("device off");
+    drop(agents);
+    stage.assert_clean();
+}
+
+#[test]
+fn an_agents_borrower_without_donors_uses_the_clusters() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let cluster = cluster(&stage);
+    let borrower = "[borrower.far]\nsize = \"112M\"\nredundancy = \"none\"\nslab_size = \"4M\"\n";
+    let mut agents = cluster.start_all(borrower);
+    agents[0].wait_until("the agent's swap device", || used_bytes(&stage));
+    assert_eq!(Agents::connected_donors(&stage.device()), [cluster.address(1), cluster.address(2)]);
+    let first = agents.remove(0);
+    comes_back(&stage, || {
+        // It ends when every page is back, which it needs the donors for.
+        first.signal("TERM");
+        first.end().done("the agent");
+    });
+    drop(agents);
+    stage.assert_clean();
+}

@@ -1,0 +1,18 @@
+//! What operators look at: the agent's metrics and `spillway top`, with real donors and devices and without root.
+//!
+//! - `operators/metrics.rs`: scrapes of an agent; `operators/live_view.rs`: the terminal view.
+//! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
+//! - `operators/stage.rs`: donors, and a device with traffic, for both.
+
+// In a test a panic is the report.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code)]
+mod support;
+
+mod operators {
+    mod live_view;
+    mod metrics;
+    mod pseudo_terminal;
+    pub(crate) mod stage;
+}
