@@ -4,7 +4,8 @@
 //! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
 //!   [`permutation`], [`zipf`] and [`checksum`]; [`touches`] records what they touch.
 //!
-//! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`], [`summary`]: from samples to what people read.
+//! - [`statistics`], [`result`], [`table`], [`cpu_table`], [`plot`], [`machine`], [`summary`]: from samples to
+//!   what people read.
 //!
 //! - [`recording`]: traces of any program, by valgrind.
 //! - [`replay`]: recorded touches against policies, without a pager.
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod cpu_table;
 pub mod demo;
 pub mod harness;
 pub mod limits;

@@ -43,6 +43,9 @@ pub const PEER_DEADLINE: Duration = Duration::from_secs(120);
 /// One program may be recorded for so long: the slowest takes two minutes on a quiet machine.
 pub const RECORDING_DEADLINE: Duration = Duration::from_secs(1800);
 
+/// A load generator may take so long to be fetched and built: `go-tpc` takes a minute on the development machine.
+pub const BUILD_DEADLINE: Duration = Duration::from_secs(600);
+
 /// Pause between two looks at something that has no event to wait for (a file that appears, a cgroup that empties).
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -18,7 +18,6 @@ use spillway_bench::harness::stock_subject::StockSubject;
 use spillway_bench::harness::subject::Workshop;
 use spillway_bench::machine::Machine;
 use spillway_bench::recording::valgrind;
-use spillway_bench::replay::accesses::Accesses;
 use spillway_bench::replay::traces;
 use spillway_bench::result::StudyResult;
 use spillway_bench::runner::{self, RunSettings};
@@ -27,9 +26,11 @@ use spillway_bench::studies::Study;
 use spillway_bench::studies::guest::{page_in, trial::Trial};
 use spillway_bench::studies::loopback;
 use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
+use spillway_bench::studies::prefetching_live::paged::{self, Fabric, PagedRun, Policies};
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
 use spillway_bench::workloads::{self, WorkloadSettings};
+use spillway_policy::replay::accesses::Accesses;
 use spillway_policy::trace::Recorder;
 
 /// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
@@ -61,6 +62,9 @@ enum Command {
     /// The server of a raw exchange, on the connection that is its standard input; part of the study `pager`
     #[command(name = loopback::SERVER_COMMAND, hide = true)]
     ExchangeServer(ExchangeServerArguments),
+    /// One program under a pager of this process; part of the study `prefetching-live`
+    #[command(name = paged::COMMAND, hide = true)]
+    Paged(PagedArguments),
     /// One subject's turn of the study `guest`, in the guest
     #[command(name = "guest-trial", hide = true)]
     GuestTrial(GuestTrialArguments),
@@ -109,6 +113,34 @@ struct RedisArguments {
 }
 
 #[derive(Debug, clap::Args)]
+struct PagedArguments {
+    /// How pages travel
+    #[arg(long)]
+    fabric: String,
+    /// Which pages come and leave
+    #[arg(long)]
+    policies: String,
+    /// The donor
+    #[arg(long)]
+    donor: String,
+    /// The cluster key
+    #[arg(long)]
+    key: PathBuf,
+    /// Local memory
+    #[arg(long)]
+    local: Size,
+    /// What may be lent at most
+    #[arg(long)]
+    lend: Size,
+    /// Where the pager's statistics go
+    #[arg(long)]
+    stats: PathBuf,
+    /// The program and its arguments
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
 struct GuestTrialArguments {
     /// Which device
     #[arg(long)]
@@ -135,7 +167,7 @@ struct RunArguments {
     /// Only this study; repeat it for more. A wrong name lists them.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Small inputs and two rounds: to see that all works, not to measure.
+    /// Small inputs and two rounds at most: to see that all works, not to measure.
     #[arg(long)]
     quick: bool,
     /// Rounds of each comparison [default: 2 to 5 by study, or 2 with --quick]
@@ -269,6 +301,14 @@ fn exchange_server(arguments: &ExchangeServerArguments) -> Result<(), Box<dyn st
     Ok(loopback::serve_scattered(connection.into(), arguments.cpu)?)
 }
 
+fn paged_run(arguments: PagedArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let PagedArguments { fabric, policies, donor, key, local, lend, stats, program } = arguments;
+    let fabric = Fabric::named(&fabric).ok_or_else(|| format!("there is no fabric '{fabric}'"))?;
+    let policies = Policies::named(&policies).ok_or_else(|| format!("there are no policies '{policies}'"))?;
+    let status = PagedRun { fabric, policies, donor, key, local, lend, stats, program }.run()?;
+    if status.success() { Ok(()) } else { Err(format!("the program failed: {status}").into()) }
+}
+
 fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
     let unknown = || format!("there is no subject '{}'", arguments.subject);
     let subject = StockSubject::named(&arguments.subject).ok_or_else(unknown)?;
@@ -288,6 +328,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),
         Command::ExchangeServer(arguments) => exchange_server(&arguments),
+        Command::Paged(arguments) => paged_run(arguments),
         Command::GuestTrial(arguments) => guest_trial(&arguments),
     };
     match result {

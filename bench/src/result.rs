@@ -45,6 +45,8 @@ pub const MEBIBYTES: Unit = Unit { sign: "MiB", better: Better::Lower };
 pub const REQUESTS_PER_SECOND: Unit = Unit { sign: "IOPS", better: Better::Higher };
 /// Requests of a server's clients in a second.
 pub const OPERATIONS_PER_SECOND: Unit = Unit { sign: "op/s", better: Better::Higher };
+/// New orders of TPC-C in a minute, all clients together.
+pub const NEW_ORDERS_PER_MINUTE: Unit = Unit { sign: "tpmC", better: Better::Higher };
 /// Pages in a second.
 pub const PAGES_PER_SECOND: Unit = Unit { sign: "pages/s", better: Better::Higher };
 /// CPU seconds for each GiB moved.
@@ -52,6 +54,10 @@ pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::
 /// Bytes kept for each GiB lent, in MiB.
 pub const MIB_PER_GIB: Unit = Unit { sign: "MiB/GiB", better: Better::Lower };
 
+/// CPU seconds of a group of threads.
+pub const CPU_SECONDS: Unit = Unit { sign: "CPU s", better: Better::Lower };
+/// The part of all CPUs' time that was idle.
+pub const PER_CENT_IDLE: Unit = Unit { sign: "% idle", better: Better::Higher };
 /// Pages that moved.
 pub const PAGES: Unit = Unit { sign: "pages", better: Better::Lower };
 /// Faults.

@@ -15,7 +15,7 @@ use crate::result::StudyResult;
 use crate::schedule::Schedule;
 use crate::studies::{ALL, Context, Study};
 use crate::summary::RunSummary;
-use crate::{plot, table};
+use crate::{cpu_table, plot, table};
 
 /// What to run, and where.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct RunSettings {
     pub only: Vec<String>,
     /// Small inputs and few rounds.
     pub quick: bool,
-    /// Rounds of each comparison; without, each study's own number, or 2 in a quick run.
+    /// Rounds of each comparison; without, each study's own number.
     pub rounds: Option<usize>,
     /// The product's binary; looked for beside this one without.
     pub spillway: Option<PathBuf>,
@@ -50,7 +50,8 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
         return Err(HarnessError::Missing(format!("--rounds takes a number from 1 to {ROUNDS_MAX}")));
     }
     let shop = Workshop::open(settings.spillway.as_deref(), settings.directory.as_deref(), interrupt)?;
-    let rounds = |study: &dyn Study| settings.rounds.unwrap_or(if settings.quick { 2 } else { study.rounds() });
+    let usual = |study: &dyn Study| if settings.quick { study.rounds_quick() } else { study.rounds() };
+    let rounds = |study: &dyn Study| settings.rounds.unwrap_or_else(|| usual(study));
     let schedule = Schedule::new(studies.iter().map(|study| study.expected(settings.quick, rounds(*study))));
     let mut context = Context { shop, quick: settings.quick, rounds: 1, schedule };
     let mut report = Report::new(settings.quick);
@@ -137,7 +138,9 @@ fn write(result: &StudyResult, plots: &[(String, String)], results: &Path) -> Re
 
 /// A plot of bars for each unit of the study.
 fn unit_plots(result: &StudyResult) -> Vec<(String, String)> {
-    let mut units: Vec<&str> = result.measures.iter().map(|measure| measure.unit.as_str()).collect();
+    // CPU time by thread would be hundreds of bars.
+    let measures = result.measures.iter().filter(|measure| !cpu_table::shows(&measure.unit));
+    let mut units: Vec<&str> = measures.map(|measure| measure.unit.as_str()).collect();
     units.sort_unstable();
     units.dedup();
     let file = |unit: &str| {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::cpu_table;
 use crate::result::{Better, StudyResult};
 
 /// Rows of text under a heading; the first column is left-aligned, the others right-aligned.
@@ -85,7 +86,8 @@ pub fn document(result: &StudyResult) -> String {
         text += "It did not come to its end: these are the numbers up to there.\n\n";
     }
     text += &numbers(result).markdown();
-    for (title, table) in [("Ratios", ratios(result)), ("Goals", goals(result)), ("Left out", skipped(result))] {
+    let cpu = ("CPU seconds by thread", cpu_table::table(result));
+    for (title, table) in [cpu, ("Ratios", ratios(result)), ("Goals", goals(result)), ("Left out", skipped(result))] {
         if !table.is_empty() {
             let _ = writeln!(text, "\n## {title}\n\n{}", table.markdown().trim_end());
         }
@@ -98,6 +100,9 @@ fn numbers(result: &StudyResult) -> Table {
     let mut table = Table::new(["case".to_owned(), "unit".to_owned()].into_iter().chain(subjects.iter().cloned()));
     for case in result.cases() {
         let unit = result.measures.iter().find(|measure| measure.case == case).map(|measure| measure.unit.clone());
+        if unit.as_deref().is_some_and(cpu_table::shows) {
+            continue;
+        }
         let cell = |subject: &String| match result.measure(&case, subject).and_then(|measure| measure.summary) {
             Some(one) if one.count > 1 => {
                 format!("{} [{}, {}]", format_number(one.median), format_number(one.low), format_number(one.high))

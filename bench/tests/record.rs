@@ -5,8 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use spillway_bench::replay::accesses::Accesses;
 use spillway_bench::replay::traces;
+use spillway_policy::replay::accesses::Accesses;
 
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_spillway-bench")).args(arguments).output().unwrap()

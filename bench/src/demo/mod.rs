@@ -3,10 +3,12 @@
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and
 //! the output that all later runs must repeat byte by byte. Then 100, 75, 50 and 25 % of the working set are local
 //! and the rest is with the donors, by the pager and over the swap device. Disk swap under the same limit follows.
-//! One donor is killed in the middle of one run.
+//! One donor is killed in the middle of one run. At last clients ask memcached, half of whose memory is lent. Without
+//! root the pager is shown alone.
 //!
 //! - [`programs`]: what runs; [`text`] makes its input from the machine's own documents, [`redis_job`] drives Redis,
 //!   [`resp`] speaks its protocol.
+//! - [`server`]: memcached and what its clients see.
 //! - [`compare`]: counts wrong bytes while a program still prints; [`trial`]: one run somewhere.
 //! - [`progress`]: the line that lives; [`report`]: the table at the end.
 //!
@@ -18,6 +20,7 @@ pub mod progress;
 pub mod redis_job;
 pub mod report;
 pub mod resp;
+pub mod server;
 pub mod text;
 pub mod trial;
 
@@ -37,7 +40,9 @@ use crate::harness::interrupt::Interrupt;
 use crate::harness::spillway::{Spillway, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::Workshop;
+use crate::schedule::Schedule;
 use crate::size::{MIB, Size};
+use crate::studies::Context;
 
 /// The shares of the working set that fit local memory.
 const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];
@@ -61,6 +66,8 @@ pub struct Scale {
     pub redis: Size,
     /// One of them.
     pub redis_value: Size,
+    /// Values held by memcached.
+    pub memcached: Size,
     /// Integers to sort.
     pub quicksort: Size,
     /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is
@@ -78,6 +85,7 @@ impl Scale {
         lines: Lines::Documents,
         numpy: Size(256 * MIB),
         redis: Size(192 * MIB),
+        memcached: Size(192 * MIB),
         redis_value: PAGE_VALUE,
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
@@ -85,14 +93,15 @@ impl Scale {
     /// For about three minutes in all: a page that was moved costs 10 to 40 us each way on the development machine,
     /// and each program moves its pages several times at each of four shares, here and over disk swap. Time grows
     /// with the pages moved; all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines
-    /// moved 386 MiB out and 742 MiB in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB
+    /// moved 386 MiB out and 742 MiB in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 224 MiB
     /// needs most: 1.1 GiB of memory for all processes and their donors, and on disk text, output, and the copy of
     /// what is lent or the file for disk swap.
     pub const FULL: Self = Self {
-        text: Size(256 * MIB),
+        text: Size(224 * MIB),
         lines: Lines::Documents,
         numpy: Size(56 * MIB),
         redis: Size(56 * MIB),
+        memcached: Size(64 * MIB),
         redis_value: PAGE_VALUE,
         quicksort: Size(72 * MIB),
         disk_seconds_min: 2,
@@ -104,6 +113,7 @@ impl Scale {
         lines: Lines::Documents,
         numpy: Size(40 * MIB),
         redis: Size(40 * MIB),
+        memcached: Size(40 * MIB),
         redis_value: PAGE_VALUE,
         quicksort: Size(40 * MIB),
         disk_seconds_min: 1,
@@ -114,6 +124,7 @@ impl Scale {
         lines: Lines::Documents,
         numpy: Size(24 * MIB),
         redis: Size(8 * MIB),
+        memcached: Size(32 * MIB),
         redis_value: PAGE_VALUE,
         quicksort: Size(12 * MIB),
         disk_seconds_min: 1,
@@ -139,9 +150,10 @@ pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), Harness
     let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
     let spillway = Spillway::find(settings.spillway.as_deref(), directory.path())?;
     let shop = Workshop { interrupt: interrupt.clone(), spillway: Ok(spillway), directory };
+    let context = Context { shop, quick: true, rounds: 1, schedule: Schedule::default() };
     let progress = Progress::on_stderr();
     let mut report = Report::default();
-    let outcome = show(settings, &shop, &progress, &mut report);
+    let outcome = show(settings, &context, &progress, &mut report);
     // The table so far is worth seeing after an interrupt too.
     if !report.is_empty() {
         println!("\n{}", report.text());
@@ -151,29 +163,46 @@ pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), Harness
     report.verdict()
 }
 
+/// The ways that can be used here; what the others lack is told.
+fn usable_ways(trials: &Trials<'_>, progress: &Progress, report: &mut Report) -> Result<Vec<Via>, HarnessError> {
+    let mut usable = Vec::new();
+    for (via, name, tried) in
+        [(Via::Pager, "the pager", trials.try_pager()), (Via::Swap, "the swap way", trials.try_swap())]
+    {
+        match tried {
+            Ok(()) => usable.push(via),
+            Err(error) if error.is_interrupt() => return Err(error),
+            Err(error) => {
+                progress.note(&format!("{name} is left out: {error}"));
+                report.left_out(name, &error);
+            }
+        }
+    }
+    match usable.is_empty() {
+        true => Err(HarnessError::Missing("neither way can be used here, as told above".to_owned())),
+        false => Ok(usable),
+    }
+}
+
 fn show(
     settings: &DemoSettings,
-    shop: &Workshop,
+    context: &Context,
     progress: &Progress,
     report: &mut Report,
 ) -> Result<(), HarnessError> {
-    let scale = settings.scale;
+    let (shop, scale) = (&context.shop, settings.scale);
     let mut trials = Trials::start(shop, scale, progress, DONORS)?;
-    let pager_works = match trials.try_pager() {
-        Err(error) if error.is_interrupt() => return Err(error),
-        Err(error) => {
-            progress.note(&format!("the pager is left out: {error}"));
-            report.left_out("the pager", &error);
-            false
-        }
-        Ok(()) => true,
-    };
+    let ways = usable_ways(&trials, progress, report)?;
     for name in programs::choose(&settings.only)? {
-        let prepared = progress.step(&format!("{name}: preparing its input"), || programs::prepare(name, shop, scale));
-        let outcome = prepared.and_then(|program| {
-            report.input(name, &program.input);
-            show_program(&program, &mut trials, report, pager_works)
-        });
+        let outcome = if name == server::NAME {
+            server::show(context, progress, scale.memcached, &ways).map(|shown| report.memcached(shown))
+        } else {
+            let prepare = || programs::prepare(name, shop, scale);
+            progress.step(&format!("{name}: preparing its input"), prepare).and_then(|program| {
+                report.input(name, &program.input);
+                show_program(&program, &mut trials, report, &ways)
+            })
+        };
         match outcome {
             Err(error) if error.is_interrupt() => return Err(error),
             Err(error) => {
@@ -190,11 +219,11 @@ fn show_program(
     program: &DemoProgram,
     trials: &mut Trials<'_>,
     report: &mut Report,
-    pager_works: bool,
+    ways: &[Via],
 ) -> Result<(), HarnessError> {
     let reference = trials.all_local(program)?;
     for percent in SHARES_PERCENT {
-        let row = show_share(program, trials, &reference, percent, pager_works);
+        let row = show_share(program, trials, &reference, percent, ways);
         match row {
             Ok(row) => report.push(row),
             Err(error) if error.is_interrupt() => return Err(error),
@@ -209,20 +238,26 @@ fn show_share(
     trials: &mut Trials<'_>,
     reference: &AllLocal,
     percent: u64,
-    pager_works: bool,
+    ways: &[Via],
 ) -> Result<Row, HarnessError> {
     let local = reference.footprint.percent(percent);
     let kill = if (program.name, percent) == KILL_IN { Kill::InTheMiddle } else { Kill::None };
     let share = (percent, local);
     // The least that the pager takes is more than a quarter of a small program.
-    let pager = if pager_works && local.0 >= BUDGET_BYTES_MIN {
+    let pager = if ways.contains(&Via::Pager) && local.0 >= BUDGET_BYTES_MIN {
         Some(trials.lent(Via::Pager, program, reference, share, Kill::None)?)
     } else {
         None
     };
-    let device = trials.lent(Via::Swap, program, reference, share, kill)?;
-    let patience = Duration::from_secs_f64(device.seconds);
-    let disk = if percent == 100 { Ok(Disk::NotRun) } else { trials.over_disk(program, reference, share, patience) };
+    let device =
+        if ways.contains(&Via::Swap) { Some(trials.lent(Via::Swap, program, reference, share, kill)?) } else { None };
+    // Disk swap needs what the swap device needs.
+    let disk = match &device {
+        Some(device) if percent < 100 => {
+            trials.over_disk(program, reference, share, Duration::from_secs_f64(device.seconds))
+        }
+        _ => Ok(Disk::NotRun),
+    };
     let disk = match disk {
         Err(error) if error.is_interrupt() => return Err(error),
         Err(error) => Disk::Failed(error.to_string()),
@@ -253,7 +288,7 @@ mod tests {
     fn scales_ascend_in_everything() {
         for (less, more) in [(Scale::TINY, Scale::QUICK), (Scale::QUICK, Scale::FULL), (Scale::FULL, Scale::LARGE)] {
             assert!(less.text < more.text && less.numpy < more.numpy);
-            assert!(less.redis < more.redis && less.quicksort < more.quicksort);
+            assert!(less.memcached < more.memcached && less.redis < more.redis && less.quicksort < more.quicksort);
             assert!(less.disk_seconds_min <= more.disk_seconds_min);
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::text::Lines;
-use super::{Scale, text};
+use super::{Scale, server, text};
 use crate::harness::subject::Workshop;
 use crate::harness::{HarnessError, tool};
 use crate::size::{Size, format_bytes};
@@ -58,15 +58,16 @@ impl DemoProgram {
     }
 }
 
-/// The names that `only` asks for, in the order of [`NAMES`].
+/// The names that `only` asks for, in the order of [`NAMES`]; the server comes last.
 pub fn choose(only: &[String]) -> Result<Vec<&'static str>, HarnessError> {
-    if let Some(unknown) = only.iter().find(|name| !NAMES.contains(&name.as_str())) {
-        let names = NAMES.join(", ");
+    let all = || NAMES.into_iter().chain([server::NAME]);
+    if let Some(unknown) = only.iter().find(|name| all().all(|known| known != *name)) {
+        let names = all().collect::<Vec<_>>().join(", ");
         return Err(HarnessError::Missing(format!(
             "there is no program '{unknown}' in the demo; choose from: {names}"
         )));
     }
-    Ok(NAMES.into_iter().filter(|name| only.is_empty() || only.iter().any(|one| one == name)).collect())
+    Ok(all().filter(|name| only.is_empty() || only.iter().any(|one| one == name)).collect())
 }
 
 /// Makes the input of program `name`.
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn programs_are_chosen_in_their_order() {
-        assert_eq!(choose(&[]).unwrap(), NAMES);
+        assert_eq!(choose(&[]).unwrap(), ["quicksort", "numpy", "sort", "redis", "memcached"]);
         assert_eq!(choose(&["redis".to_owned(), "sort".to_owned()]).unwrap(), ["sort", "redis"]);
         assert!(choose(&["doom".to_owned()]).unwrap_err().to_string().contains("quicksort"));
     }

@@ -1,6 +1,7 @@
 //! The tables at the end of the demo, and three sentences that say what they mean.
 
 use super::redis_job::Served;
+use super::server::Shown;
 use crate::harness::HarnessError;
 use crate::harness::fault_latency::{Source, Waits};
 use crate::size::{Size, format_bytes};
@@ -51,8 +52,8 @@ pub struct Row {
     pub all_local_served: Option<Served>,
     /// By the pager, where it can be used.
     pub pager: Option<Lent>,
-    /// Over the swap device.
-    pub device: Lent,
+    /// Over the swap device, where it can be used.
+    pub device: Option<Lent>,
     /// Over disk swap.
     pub disk: Disk,
 }
@@ -64,6 +65,7 @@ pub struct Report {
     inputs: Vec<String>,
     failures: Vec<String>,
     left_out: Vec<String>,
+    memcached: Option<Shown>,
 }
 
 /// The share that the sentences speak of.
@@ -80,7 +82,7 @@ fn dashes<const COUNT: usize>() -> [String; COUNT] {
 
 impl Row {
     fn outputs(&self) -> impl Iterator<Item = &Lent> {
-        self.pager.iter().chain([&self.device])
+        self.pager.iter().chain(&self.device)
     }
 
     fn disk_cells(&self) -> [String; 2] {
@@ -93,17 +95,17 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<String> {
-        let killed = if self.device.donor_killed { ", donor killed" } else { "" };
-        let pager = self.pager.as_ref();
+        let killed = if self.outputs().any(|lent| lent.donor_killed) { ", donor killed" } else { "" };
+        let (pager, device) = (self.pager.as_ref(), self.device.as_ref());
+        let timed = |lent: Option<&Lent>| lent.map_or_else(dashes, |lent| time(lent.seconds, self.all_local_seconds));
+        let pages = |lent: Option<&Lent>| lent.map_or_else(|| "-".to_owned(), |lent| lent.pages_in.to_string());
         let wrong: u64 = self.outputs().map(|lent| lent.wrong_bytes).sum();
         let mut cells =
             vec![format!("{}{killed}", self.program), format!("{} % = {}", self.percent, format_bytes(self.local.0))];
-        cells.extend(pager.map_or_else(dashes, |lent| time(lent.seconds, self.all_local_seconds)));
-        cells.extend(time(self.device.seconds, self.all_local_seconds));
+        cells.extend([pager, device].into_iter().flat_map(timed));
         cells.extend(self.disk_cells());
-        cells.push(pager.map_or_else(|| "-".to_owned(), |lent| lent.pages_in.to_string()));
-        cells.push(self.device.pages_in.to_string());
-        cells.extend(percentiles(&self.device.waits));
+        cells.extend([pager, device].map(pages));
+        cells.extend(device.map_or_else(dashes, |lent| percentiles(&lent.waits)));
         cells.push(wrong.to_string());
         cells
     }
@@ -114,8 +116,8 @@ impl Row {
             Disk::Took(_, served) => served,
             _ => None,
         };
-        let paged = self.pager.as_ref().and_then(|lent| lent.served);
-        [self.all_local_served, paged, self.device.served, over_disk]
+        let [paged, over_device] = [&self.pager, &self.device].map(|lent| lent.as_ref()?.served);
+        [self.all_local_served, paged, over_device, over_disk]
     }
 }
 
@@ -153,6 +155,11 @@ impl Report {
         self.rows.push(row);
     }
 
+    /// Notes what memcached's clients saw.
+    pub fn memcached(&mut self, shown: Shown) {
+        self.memcached = Some(shown);
+    }
+
     /// Notes what a program works on.
     pub fn input(&mut self, program: &str, input: &str) {
         self.inputs.push(format!("{program}: {input}"));
@@ -171,7 +178,7 @@ impl Report {
 
     /// Whether there is nothing to show.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.failures.is_empty() && self.left_out.is_empty()
+        self.rows.is_empty() && self.memcached.is_none() && self.failures.is_empty() && self.left_out.is_empty()
     }
 
     /// The tables, what is to be said about them, and what they mean.
@@ -194,8 +201,9 @@ impl Report {
         self.rows.iter().for_each(|row| table.row(row.cells()));
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
         text += &self.server_table();
+        text += &self.memcached.map_or(String::new(), |shown| format!("\n{}", shown.table()));
         text += NOTES;
-        if let Some(reason) = self.rows.iter().find_map(|row| row.device.waits.source.reason()) {
+        if let Some(reason) = self.rows.iter().find_map(|row| row.device.as_ref()?.waits.source.reason()) {
             text += &format!(
                 "~: means of windows of 20 ms instead of requests, for want of the kernel's events: {reason}\n"
             );
@@ -214,13 +222,17 @@ impl Report {
         if !self.rows.is_empty() {
             text += &format!("\nWhat this means:\n{}\n", self.sentences().join("\n"));
         }
+        // Without programs the server alone is told.
+        if let Some(shown) = self.memcached.filter(|_| self.rows.is_empty()) {
+            text += &format!("\n{}\n", shown.sentence());
+        }
         text
     }
 
     fn server_table(&self) -> String {
         let mut table =
             Table::new(["requests to Redis: p99 ms (requests/s)", "all local", "pager", "swap device", "disk swap"]);
-        for row in self.rows.iter().filter(|row| row.device.served.is_some()) {
+        for row in self.rows.iter().filter(|row| row.outputs().any(|lent| lent.served.is_some())) {
             let cell = |served: Option<Served>| {
                 served.map_or("-".to_owned(), |served| {
                     format!("{:.2} ({:.0})", served.p99_ms, served.requests_per_second)
@@ -231,7 +243,7 @@ impl Report {
         if table.is_empty() { String::new() } else { format!("\n{}", table.markdown()) }
     }
 
-    /// Three sentences: times, a server's answers, and what was right and faster.
+    /// Three texts: times, servers' answers, and what was right and faster.
     fn sentences(&self) -> [String; 3] {
         [self.sentence_of_times(), self.sentence_of_servers(), self.sentence_of_outputs()]
     }
@@ -245,45 +257,57 @@ impl Report {
         let paged = range(
             self.at_half().filter_map(|row| Some((against(row, row.pager.as_ref()?.seconds), row.program.as_str()))),
         );
-        let device = range(self.at_half().map(|row| (against(row, row.device.seconds), row.program.as_str())));
+        let device = range(
+            self.at_half().filter_map(|row| Some((against(row, row.device.as_ref()?.seconds), row.program.as_str()))),
+        );
         let disk = range(self.at_half().filter_map(|row| match row.disk {
             Disk::Took(seconds, _) => Some((against(row, seconds), row.program.as_str())),
             _ => None,
         }));
-        let Some(device) = device else { return "No program was run with half of its memory elsewhere.".to_owned() };
-        let mut ways = vec![format!("{device} over the swap device")];
-        if let Some(paged) = paged {
-            ways.insert(0, format!("{paged} by the pager"));
+        let ways = [(paged, "by the pager"), (device, "over the swap device"), (disk, "over this machine's disk")];
+        let ways: Vec<String> = ways.into_iter().filter_map(|(times, way)| Some(format!("{} {way}", times?))).collect();
+        if ways.is_empty() {
+            return "No program was run with half of its memory elsewhere.".to_owned();
         }
-        ways.extend(disk.map(|disk| format!("{disk} over this machine's disk")));
         format!("With half of its memory elsewhere a program took, relative to all memory local: {}.", ways.join(", "))
     }
 
     fn sentence_of_servers(&self) -> String {
-        let Some(served) = self.at_half().map(Row::served).find(|served| served[2].is_some()) else {
-            return "No server was measured.".to_owned();
-        };
+        let told = [self.sentence_of_redis(), self.memcached.map(|shown| shown.sentence())];
+        match told.into_iter().flatten().collect::<Vec<String>>().as_slice() {
+            [] => "No server was measured.".to_owned(),
+            sentences => sentences.join("\n"),
+        }
+    }
+
+    fn sentence_of_redis(&self) -> Option<String> {
+        let served = self.at_half().map(Row::served).find(|served| served[1].or(served[2]).is_some())?;
         let names = ["with all memory local", "by the pager", "over the swap device", "over disk swap"];
         let parts: Vec<String> = served
             .into_iter()
             .zip(names)
             .filter_map(|(served, name)| Some(format!("{:.2} ms {name}", served?.p99_ms)))
             .collect();
-        format!("With half of its memory elsewhere Redis answered 99 of 100 requests within {}.", parts.join(", "))
+        let parts = parts.join(", ");
+        Some(format!("With half of its memory elsewhere Redis answered 99 of 100 requests within {parts}."))
     }
 
     fn sentence_of_outputs(&self) -> String {
         let outputs = self.rows.iter().flat_map(Row::outputs);
         let (count, wrong) = outputs.fold((0, 0), |(count, wrong), lent| (count + 1, wrong + lent.wrong_bytes));
-        let pairs = || self.rows.iter().filter_map(|row| Some((row.pager.as_ref()?.seconds, row.device.seconds)));
+        let pair = |row: &Row| Some((row.pager.as_ref()?.seconds, row.device.as_ref()?.seconds));
+        let pairs = || self.rows.iter().filter_map(pair);
         let faster = pairs().filter(|(pager, device)| pager < device).count();
-        let killed = self.rows.iter().any(|row| row.device.donor_killed);
+        let killed = self.rows.iter().flat_map(Row::outputs).any(|lent| lent.donor_killed);
         let killed = if killed { ", also of the run in which a donor was killed" } else { "" };
         let right = match wrong {
             0 => format!("Every byte of {count} outputs was right{killed}"),
             _ => format!("{wrong} bytes of {count} outputs were WRONG"),
         };
         let way = match pairs().count() {
+            0 if self.rows.iter().any(|row| row.pager.is_some()) => {
+                "the swap device, which serves programs that the pager cannot, was not used here".to_owned()
+            }
             0 => "the pager, which is the faster way for most programs, was not used here".to_owned(),
             both => format!(
                 "the pager was faster than the swap device in {faster} of {both} runs: `spillway run` takes it without root, `--via pager` \
@@ -308,6 +332,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use super::super::server::Answers;
     use super::*;
 
     fn lent(seconds: f64, wrong_bytes: u64) -> Lent {
@@ -324,7 +349,7 @@ mod tests {
             all_local_seconds: 2.0,
             all_local_served: None,
             pager: Some(Lent { pages_in: 20, ..lent(2.4, 0) }),
-            device,
+            device: Some(device),
             disk,
         }
     }
@@ -366,7 +391,7 @@ mod tests {
         let mut redis = row(0, Disk::Took(5.0, served(9.0)));
         redis.program = "redis".to_owned();
         redis.all_local_served = served(0.2);
-        redis.device.served = served(4.0);
+        redis.device.as_mut().unwrap().served = served(4.0);
         let paged = Lent { served: served(1.5), ..lent(3.2, 0) };
         report.push(Row { pager: Some(paged), ..redis });
         let [times, servers, outputs] = report.sentences();
@@ -396,12 +421,24 @@ mod tests {
     }
 
     #[test]
+    fn without_the_swap_way_the_pager_is_shown_alone() {
+        let mut report = Report::default();
+        report.push(Row { device: None, ..row(0, Disk::NotRun) });
+        let [times, _, outputs] = report.sentences();
+        assert!(times.ends_with("1.2 times (sort) by the pager."), "{times}");
+        assert!(outputs.contains("the swap device, which serves"), "{outputs}");
+        let answers = Answers { rate: 1.0, p99_us: 70.0 };
+        report.memcached(Shown { local: Size(1), all_local: answers, pager: Some(answers), device: None });
+        assert!(report.text().contains("70 us by the pager") && report.verdict().is_ok());
+    }
+
+    #[test]
     fn windows_are_marked_and_explained() {
         let mut report = Report::default();
         report.push(row(0, Disk::NotRun));
         assert!(!report.text().contains('~'), "{}", report.text());
         let mut coarse = row(0, Disk::NotRun);
-        coarse.device.waits.source = Source::Windows("no tracefs".to_owned());
+        coarse.device.as_mut().unwrap().waits.source = Source::Windows("no tracefs".to_owned());
         report.push(coarse);
         let text = report.text();
         for part in [" 12 |", " ~12 |", " ~40 |", "~: means of windows", "no tracefs"] {

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::compare::Output;
 use super::programs::DemoProgram;
@@ -20,6 +20,7 @@ use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::usage::SwapCount;
+use crate::harness::working_set::{WorkingSet, is_root};
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE, with_slack};
 use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
@@ -93,17 +94,26 @@ impl<'shop> Trials<'shop> {
             .map_err(|error| if error.is_interrupt() { error } else { HarnessError::Missing(error.to_string()) })
     }
 
+    /// Whether this user may use the swap device; an error that says what to do otherwise.
+    pub fn try_swap(&self) -> Result<(), HarnessError> {
+        let why = "the swap way and disk swap need root: run the demo as root to see them";
+        if is_root() { Ok(()) } else { Err(HarnessError::Missing(why.to_owned())) }
+    }
+
     /// Runs it with all memory local: the reference for time, working set and output.
     pub fn all_local(&mut self, program: &DemoProgram) -> Result<AllLocal, HarnessError> {
         let output = self.shop.directory.path().join(format!("{}.out", program.name));
         let recorded = Output::record(&output)?;
-        let group = MemoryGroup::create(None)?;
+        let working_set = WorkingSet::new()?;
         let step = self.progress.begin(&format!("{}: all memory local", program.name));
-        let mut footprint = 0;
-        let running = Running::start(program.name, &mut group.enter(&program.command()), recorded.clone())?;
-        let messages = running.messages.clone();
+        let (mut footprint, mut looked) = (0, Instant::now());
+        let running = Running::start(program.name, &mut working_set.enter(&program.command()), recorded.clone())?;
+        let (messages, process) = (running.messages.clone(), running.id());
         let finished = running.wait(PROGRAM_DEADLINE, &self.shop.interrupt, || {
-            footprint = footprint.max(group.usage().working_bytes);
+            if looked.elapsed() >= working_set.interval() {
+                footprint = footprint.max(working_set.now(process).0);
+                looked = Instant::now();
+            }
             step.tick();
         })?;
         check(program.name, finished.status, &messages.last_line())?;
@@ -137,6 +147,7 @@ impl<'shop> Trials<'shop> {
             front_end: None,
             keep_awake: None,
             lend: Some(Size(reference.footprint.0 * 2 + 256 * MIB)),
+            prefetch: None,
         };
         let stats = directory.join("stats.json");
         let command = {

@@ -2,13 +2,16 @@
 //!
 //! - [`interrupt`]: Ctrl-C as a flag that every wait looks at.
 //! - [`process`]: one program, bounded in time, its output read while it runs.
-//! - [`tool`]: short helper commands such as `mkswap`, and which package has them.
+//! - [`tool`]: short helper commands such as `mkswap`, and which package has them; [`go_tool`]: a load generator that
+//!   is built by `go install`.
 //! - [`cleanup`]: what is to be undone, in reverse order, whatever happens.
-//! - [`memory_group`]: memory cgroups, versions 1 and 2; [`reclaim_guard`]: why programs at their limit are not killed.
+//! - [`working_set`]: what a program uses; [`memory_group`]: memory cgroups, versions 1 and 2; [`reclaim_guard`]: why
+//!   programs at their limit are not killed.
 //! - [`storage`]: directories on a real disk; [`swap_area`]: swap that is on for as long as a value lives.
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
-//!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
-//!   long the kernel waits for pages, [`read_requests`]: one by one.
+//!   program that exercises them; [`usage`]: CPU time and memory of processes; [`cpu_use`]: CPU time by thread;
+//!   [`watching`]: a look now and then; [`fault_latency`]: how long the kernel waits for pages, [`read_requests`]: one
+//!   by one.
 //! - [`trace`]: the kernel's record of events; [`fault_floor`], [`eviction_floor`]: what a fault handled in user
 //!   space costs at least, and a page that leaves; [`binding`]: their threads on one CPU.
 //! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
@@ -18,10 +21,12 @@
 
 pub mod binding;
 pub mod cleanup;
+pub mod cpu_use;
 pub mod eviction_floor;
 pub mod fault_floor;
 pub mod fault_latency;
 pub mod fio;
+pub mod go_tool;
 pub mod guest;
 pub mod interrupt;
 pub mod memory_group;
@@ -36,6 +41,8 @@ pub mod swap_area;
 pub mod tool;
 pub mod trace;
 pub mod usage;
+pub mod watching;
+pub mod working_set;
 
 use std::time::Duration;
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::cpu_use::LIMIT_GUARD_THREAD;
 use crate::limits::{
     GUARD_BYTES_PER_INTERVAL, GUARD_INTERVAL, GUARD_INTERVAL_AT_LIMIT, GUARD_INTERVAL_AT_LIMIT_MAX,
     GUARD_NEAR_LIMIT_DIVISOR,
@@ -46,6 +47,8 @@ impl ReclaimGuard {
         let looks = Arc::new(AtomicU64::new(0));
         let (stopped, looked) = (Arc::clone(&stop), Arc::clone(&looks));
         let thread = std::thread::spawn(move || {
+            // So that its CPU time is not taken for the clients'; without a name it is.
+            let _ = rustix::thread::set_name(LIMIT_GUARD_THREAD);
             while !stopped.load(Ordering::Relaxed) {
                 // A group that is gone needs nothing any more.
                 let Ok(charged) = std::fs::read_to_string(&charge) else { break };

@@ -195,6 +195,8 @@ pub struct Storage {
     /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its
     /// backing file needs as much room.
     pub lend: Option<Size>,
+    /// For a run: which pages come along; the way's default without.
+    pub prefetch: Option<&'static str>,
 }
 
 /// Where a donor lends, as it says at its start.
@@ -258,7 +260,8 @@ impl Spillway {
         &self.binary
     }
 
-    fn key(&self) -> PathBuf {
+    /// The key of its donors.
+    pub fn key(&self) -> PathBuf {
         self.directory.join("cluster.key")
     }
 
@@ -378,6 +381,9 @@ impl Spillway {
         if let Some(lend) = storage.lend {
             command.args(["--lend", &lend.to_string()]);
         }
+        if let Some(prefetch) = storage.prefetch {
+            command.args(["--prefetch", prefetch]);
+        }
         command.arg("--").arg(program.get_program()).args(program.get_args());
         for (name, value) in program.get_envs() {
             if let Some(value) = value {
@@ -394,6 +400,14 @@ impl RunReport {
         match &self.pager {
             Some(pager) => pager.fill.count + pager.pages_prefetched,
             None => self.device.traffic.pages_in,
+        }
+    }
+
+    /// Pages that were written to donors or disk; those that left without a write are not among them.
+    pub fn pages_out(&self) -> u64 {
+        match &self.pager {
+            Some(pager) => pager.pages_out_dirty,
+            None => self.device.traffic.pages_out,
         }
     }
 
@@ -491,6 +505,7 @@ mod tests {
             front_end: Some("nbd"),
             keep_awake: Some("never"),
             lend: Some(Size(1 << 30)),
+            prefetch: None,
         };
         let mut program = Command::new("sort");
         program.args(["--local", "file"]).env("LC_ALL", "C");

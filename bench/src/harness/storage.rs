@@ -44,6 +44,27 @@ pub fn free_bytes(directory: &Path) -> Result<u64, HarnessError> {
     Ok(found.f_bavail * found.f_frsize)
 }
 
+/// Copies directory `from` with all it holds to `to`, which must not be there yet, and waits until the disk has it: no
+/// measurement that follows shares the disk with the copy.
+pub fn copy_directory(from: &Path, to: &Path) -> Result<(), HarnessError> {
+    let copied = copy_files(from, to).and_then(|()| Ok(rustix::fs::syncfs(std::fs::File::open(to)?)?));
+    copied.map_err(HarnessError::system(format!("copying {} to {}", from.display(), to.display())))
+}
+
+fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
 impl PrivateDirectory {
     /// A new directory in `parent`, or, without one, in the first usual place that is on a disk.
     pub fn on_disk(parent: Option<&Path>) -> Result<Self, HarnessError> {
@@ -137,6 +158,17 @@ mod tests {
         std::fs::remove_dir(directory.path()).unwrap();
         drop(directory);
         assert!(PrivateDirectory::create(&parent.path().join("nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_copy_has_all_files_and_is_made_once() {
+        let parent = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| parent.path().join(name));
+        std::fs::create_dir_all(from.join("below")).unwrap();
+        std::fs::write(from.join("below/file"), "content").unwrap();
+        copy_directory(&from, &to).unwrap();
+        assert_eq!(std::fs::read_to_string(to.join("below/file")).unwrap(), "content");
+        assert!(copy_directory(&from, &to).unwrap_err().to_string().contains("copying"), "it is there already");
     }
 
     #[test]

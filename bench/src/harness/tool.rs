@@ -11,7 +11,7 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 17] = [
+const PACKAGES: [(&str, &str); 21] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -29,6 +29,10 @@ const PACKAGES: [(&str, &str); 17] = [
     ("valgrind", "valgrind"),
     ("java", "default-jdk-headless"),
     ("javac", "default-jdk-headless"),
+    ("mariadbd", "mariadb-server-core"),
+    ("mariadb-install-db", "mariadb-server-core"),
+    ("mariadb", "mariadb-client-core"),
+    ("go", "golang-go"),
 ];
 
 /// Where programs for root are, which a user's search path may lack.

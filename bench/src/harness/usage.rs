@@ -42,6 +42,12 @@ impl SwapCount {
     }
 }
 
+/// The processes in `/proc`, or the threads in the `task` of one.
+pub fn numbers_in(directory: &str) -> impl Iterator<Item = u32> + use<> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// CPU seconds that the process has used, in user mode and in the kernel; `None` when it is gone.
 pub fn cpu_seconds(process: Pid) -> Option<f64> {
     let stat = ProcessStat::of_process(process.as_raw_nonzero().get().unsigned_abs()).ok()?;

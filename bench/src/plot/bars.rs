@@ -1,9 +1,9 @@
 //! Grouped bars: a group for each case, a bar for each subject, quartiles as whiskers.
 
-use super::axis::Axis;
-use super::svg::{Anchor, Svg, colour};
 use crate::statistics::Summary;
 use crate::table::format_number;
+use spillway_plot::axis::Axis;
+use spillway_plot::svg::{Anchor, Svg, colour};
 
 /// Room around the bars, in pixels: left for numbers, top for title and legend, bottom for slanted labels.
 const MARGIN_LEFT: f64 = 70.0;
@@ -102,7 +102,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plot::svg::tests::is_well_formed;
+    use spillway_testing::svg::is_well_formed;
 
     fn value(median: f64) -> Option<Summary> {
         Some(Summary { median, low: median * 0.9, high: median * 1.1, count: 3 })

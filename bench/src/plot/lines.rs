@@ -1,11 +1,11 @@
 //! Lines: a number over another one. The horizontal scale has one step for each value that was measured, as sweeps
 //! double from step to step.
 
-use super::axis::Axis;
 use super::bars::{draw_legend, draw_scale, height_of};
-use super::svg::{Anchor, Svg, colour};
 use crate::statistics::Summary;
 use crate::table::format_number;
+use spillway_plot::axis::Axis;
+use spillway_plot::svg::{Anchor, Svg, colour};
 
 const LEFT: f64 = 70.0;
 const STEP_WIDTH: f64 = 80.0;
@@ -78,7 +78,7 @@ fn x_of(step: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::svg::tests::is_well_formed;
+    use spillway_testing::svg::is_well_formed;
 
     fn chart(values: Vec<Option<f64>>) -> LineChart {
         let summary = |median: f64| Summary { median, low: median, high: median, count: 1 };

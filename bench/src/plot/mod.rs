@@ -1,16 +1,12 @@
-//! Plots as SVG, small enough to be read and compared as text.
+//! Plots of results, drawn with `spillway_plot`.
 //!
-//! - [`svg`]: elements and escaping.
-//! - [`axis`]: scales and round ticks.
 //! - [`bars`]: one group of bars a case, with quartiles as whiskers.
 //! - [`stages`]: stacked bars, a part for each stage of one thing.
 //! - [`lines`]: a number over another one, such as time over slab size.
 
-pub mod axis;
 pub mod bars;
 pub mod lines;
 pub mod stages;
-pub mod svg;
 
 use crate::result::{Measure, StudyResult};
 

@@ -1,7 +1,7 @@
 //! Stacked bars: one bar for each subject, one part for each stage, in the order of time.
 
-use super::svg::{Anchor, Svg, colour};
 use crate::table::format_number;
+use spillway_plot::svg::{Anchor, Svg, colour};
 
 /// Room around the bars, in pixels.
 const LEFT: f64 = 210.0;
@@ -65,7 +65,7 @@ impl StageChart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::svg::tests::is_well_formed;
+    use spillway_testing::svg::is_well_formed;
 
     fn chart(bars: Vec<(String, Vec<f64>)>) -> StageChart {
         StageChart { title: "t < u".to_owned(), stages: vec!["first".to_owned(), "second & last".to_owned()], bars }

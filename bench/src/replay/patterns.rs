@@ -25,6 +25,15 @@ const SKEW: f64 = 0.99;
 /// One access in so many is a write, of those that are mixed.
 const ACCESSES_PER_WRITE: u64 = 10;
 
+/// Of the accesses of a pattern with noise, one in so many is followed by one at random.
+const ACCESSES_PER_NOISE: u64 = 4;
+
+/// Noise that is near is within so many pages: a few windows of Leap's.
+const NOISE_REACH_PAGES: u64 = 32;
+
+/// Pages of a row of the transposed matrix.
+const TRANSPOSED_ROW_PAGES: u64 = 64;
+
 /// Where the pages begin: anywhere, in whole groups.
 const BASE: u64 = 1 << 20;
 
@@ -46,12 +55,34 @@ pub enum Pattern {
     ScanAndHot,
     /// Two threads, each reading one half in order.
     TwoStreams,
+    /// Eight threads, each reading one eighth in order.
+    EightStreams,
+    /// A matrix whose rows have so many pages, by columns; again and again.
+    Columns(u64),
+    /// Every second page in order, and some near where the program is at random.
+    NoiseNear,
+    /// All pages in order, and some anywhere at random.
+    NoiseFar,
+    /// A matrix in one half is read by rows and written to the other by columns, in tiles of a page.
+    Transpose,
 }
 
 impl Pattern {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Loop, Self::StridedLoop, Self::Random, Self::Zipf, Self::ScanAndHot, Self::TwoStreams];
+    pub const ALL: [Self; 12] = [
+        Self::Loop,
+        Self::StridedLoop,
+        Self::Random,
+        Self::Zipf,
+        Self::ScanAndHot,
+        Self::TwoStreams,
+        Self::EightStreams,
+        Self::Columns(200),
+        Self::Columns(400),
+        Self::NoiseNear,
+        Self::NoiseFar,
+        Self::Transpose,
+    ];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -62,6 +93,13 @@ impl Pattern {
             Self::Zipf => "zipf",
             Self::ScanAndHot => "scan and hot set",
             Self::TwoStreams => "two streams",
+            Self::EightStreams => "eight streams",
+            Self::Columns(200) => "columns, rows of 200",
+            Self::Columns(400) => "columns, rows of 400",
+            Self::Columns(_) => "columns",
+            Self::NoiseNear => "stride 2, noise near",
+            Self::NoiseFar => "sequence, noise far",
+            Self::Transpose => "transpose",
         }
     }
 
@@ -70,20 +108,19 @@ impl Pattern {
         let mut pattern = Writer::new(pages, seed);
         match self {
             Self::Loop => (0..ROUNDS * pages).for_each(|step| pattern.read(step % pages, 0)),
-            Self::StridedLoop => pattern.strides(pages),
+            Self::StridedLoop => pattern.strides(pages, STRIDE_PAGES),
+            Self::Columns(row) => pattern.strides(pages, row),
             Self::Random => pattern.random(|random| random.below(pages), pages),
             Self::Zipf => {
                 let (zipf, scattered) = (Zipf::new(pages, SKEW), Permutation::new(pages, seed));
                 pattern.random(|random| scattered.at(zipf.next(random)), pages);
             }
             Self::ScanAndHot => pattern.scan_and_hot(pages),
-            Self::TwoStreams => {
-                let half = pages / 2;
-                (0..2 * ROUNDS * half).for_each(|step| {
-                    let thread = step % 2;
-                    pattern.read(thread * half + step / 2 % half, thread as u32);
-                });
-            }
+            Self::TwoStreams => pattern.streams(pages, 2),
+            Self::EightStreams => pattern.streams(pages, 8),
+            Self::NoiseNear => pattern.noise_near(pages),
+            Self::NoiseFar => pattern.noise_far(pages),
+            Self::Transpose => pattern.transpose(pages),
         }
         pattern.recorder
     }
@@ -118,11 +155,52 @@ impl Writer {
         self.access(page, 0, write);
     }
 
-    fn strides(&mut self, pages: u64) {
+    fn strides(&mut self, pages: u64, stride: u64) {
         for _ in 0..ROUNDS {
-            for lane in 0..STRIDE_PAGES {
-                (lane..pages).step_by(STRIDE_PAGES as usize).for_each(|page| self.read(page, 0));
+            for lane in 0..stride {
+                (lane..pages).step_by(stride as usize).for_each(|page| self.read(page, 0));
             }
+        }
+    }
+
+    fn streams(&mut self, pages: u64, threads: u64) {
+        let part = pages / threads;
+        (0..threads * ROUNDS * part).for_each(|step| {
+            let thread = step % threads;
+            self.read(thread * part + step / threads % part, thread as u32);
+        });
+    }
+
+    fn noise_near(&mut self, pages: u64) {
+        for _ in 0..ROUNDS {
+            for page in (0..2).flat_map(|lane| (lane..pages).step_by(2)) {
+                self.read(page, 0);
+                if self.random.below(ACCESSES_PER_NOISE) == 0 {
+                    let distance = self.random.below(2 * NOISE_REACH_PAGES);
+                    self.read((page + distance).saturating_sub(NOISE_REACH_PAGES).min(pages - 1), 0);
+                }
+            }
+        }
+    }
+
+    fn noise_far(&mut self, pages: u64) {
+        for page in (0..ROUNDS).flat_map(|_| 0..pages) {
+            self.read(page, 0);
+            if self.random.below(ACCESSES_PER_NOISE) == 0 {
+                let other = self.random.below(pages);
+                self.read(other, 0);
+            }
+        }
+    }
+
+    fn transpose(&mut self, pages: u64) {
+        let half = pages / 2;
+        let row = TRANSPOSED_ROW_PAGES.min(half);
+        let tiles = half / row * row;
+        for step in (0..ROUNDS).flat_map(|_| 0..tiles) {
+            let (column, line) = (step / (tiles / row), step % (tiles / row));
+            self.read(step, 0);
+            self.access(half + line * row + column, 0, true);
         }
     }
 
@@ -152,19 +230,22 @@ mod tests {
     use super::*;
     use crate::replay::traces::read;
 
+    /// A multiple of the threads of every pattern.
+    const PAGES: u64 = 96;
+
     #[test]
     fn patterns_touch_their_pages_and_are_fixed_by_their_seed() {
         for pattern in Pattern::ALL {
             let bytes = |seed| {
                 let mut bytes = Vec::new();
-                pattern.record(100, seed).write_to(&mut bytes).unwrap();
+                pattern.record(PAGES, seed).write_to(&mut bytes).unwrap();
                 bytes
             };
             assert_eq!(bytes(1), bytes(1));
             let all = read(&bytes(1)).unwrap();
             let pages: HashSet<u64> = all.as_slice().iter().map(|one| all.virtual_page(one.page).0 - BASE).collect();
-            assert!(pages.len() > 60 && pages.iter().all(|page| *page < 100), "{}", pattern.name());
-            assert!(all.as_slice().len() as u64 >= ROUNDS * 100);
+            assert!(pages.len() > 60 && pages.iter().all(|page| *page < PAGES), "{}", pattern.name());
+            assert!(all.as_slice().len() as u64 >= ROUNDS * PAGES);
         }
     }
 

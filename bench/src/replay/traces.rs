@@ -4,11 +4,11 @@ use std::sync::Mutex;
 
 use spillway_policy::trace::{Reader, Recorder, TraceError};
 
-use super::accesses::Accesses;
 use super::patterns::Pattern;
 use crate::size::Size;
 use crate::touches::{Recording, TouchLog};
 use crate::workloads::{self, WorkloadError, WorkloadSettings};
+use spillway_policy::replay::accesses::Accesses;
 
 /// Memory for a trace while it is recorded. PageRank's, the longest, takes about 40 MB for 16 MiB of working set.
 pub const ROOM_BYTES: usize = 512 << 20;
@@ -71,8 +71,20 @@ pub fn read(bytes: &[u8]) -> Result<Accesses, TraceError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use spillway_policy::prefetch::PageNumber;
+    use spillway_policy::trace::{Event, Kind};
+
     use super::*;
+
+    /// Accesses of `pages` in order, a tick apart.
+    pub(crate) fn accesses(pages: &[(u64, bool)]) -> Accesses {
+        let mut recorder = Recorder::new(Kind::Touches, 100 + 30 * pages.len());
+        for (time, (page, write)) in pages.iter().enumerate() {
+            assert!(recorder.record(Event { page: PageNumber(*page), thread: 0, write: *write, time: time as u64 }));
+        }
+        super::accesses(&recorder).unwrap()
+    }
 
     const SMALL: Size = Size(256 * 1024);
 

@@ -16,6 +16,8 @@
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
+//! | [`eager_eviction`] | what it brings that pages which streams have passed leave first, on recorded traces |
+//! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
 //! | [`replacement`] | which page leaves, on recorded traces |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
@@ -27,6 +29,7 @@
 pub mod cost;
 pub mod dcm;
 pub mod device;
+pub mod eager_eviction;
 pub mod guest;
 pub mod hpbd;
 pub mod job;
@@ -39,6 +42,7 @@ pub mod pager_peers;
 pub mod pinning;
 pub mod places;
 pub mod prefetching;
+pub mod prefetching_live;
 pub mod program_run;
 pub mod programs;
 pub mod recorded;
@@ -79,6 +83,10 @@ pub trait Study: Sync {
     fn rounds(&self) -> usize {
         3
     }
+    /// Rounds of a quick run, when the user does not say.
+    fn rounds_quick(&self) -> usize {
+        2
+    }
     /// Seconds that one round takes on the development machine (2 CPUs), quiet: of a full and of a quick run.
     fn seconds_per_round(&self) -> (u64, u64);
     /// How long so many rounds are expected to take.
@@ -95,7 +103,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 19] = [
+pub const ALL: [&dyn Study; 21] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -108,6 +116,8 @@ pub const ALL: [&dyn Study; 19] = [
     &mapping::MappingStudy,
     &replacement::ReplacementStudy,
     &prefetching::PrefetchingStudy,
+    &eager_eviction::EagerEvictionStudy,
+    &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
@@ -121,6 +131,28 @@ impl Context {
     /// `full`, or `quick` in a quick run.
     pub fn choose<Value>(&self, full: Value, quick: Value) -> Value {
         if self.quick { quick } else { full }
+    }
+
+    /// What `prepare` makes of each name that this machine has what is needed for; `what` says what it looks for. The
+    /// others are left out with their reason; an interrupt and a wrong result end the study.
+    pub fn prepare<Prepared>(
+        &self,
+        result: &mut StudyResult,
+        names: &[&'static str],
+        what: &str,
+        mut prepare: impl FnMut(&'static str) -> Result<Prepared, HarnessError>,
+    ) -> Result<Vec<Prepared>, HarnessError> {
+        let mut all = Vec::new();
+        for name in names.iter().copied() {
+            self.shop.interrupt.check()?;
+            eprintln!("{}: {what} {name}", result.study);
+            match prepare(name) {
+                Ok(prepared) => all.push(prepared),
+                Err(error) if error.is_interrupt() || matches!(error, HarnessError::Wrong { .. }) => return Err(error),
+                Err(error) => result.skip(name, &error.to_string()),
+            }
+        }
+        Ok(all)
     }
 
     /// Runs `trial` for each subject in each round, interleaved: A B C A B C. A subject that fails is left out of that
@@ -219,6 +251,20 @@ pub(crate) mod tests {
         assert_eq!(order, ['m', 'f', 'f']);
         let reasons: Vec<_> = result.skipped.iter().map(|skip| skip.reason.as_str()).collect();
         assert_eq!(reasons, ["install it", "it failed: broke"]);
+    }
+
+    #[test]
+    fn what_cannot_be_prepared_is_left_out_and_a_wrong_result_ends_it() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (context, mut result) = (context(directory.path(), 1), empty());
+        let prepare = |name: &'static str| match name {
+            "missing" => Err(HarnessError::Missing("install it".to_owned())),
+            "wrong" => Err(HarnessError::wrong("it", "a byte differs")),
+            _ => Ok(name),
+        };
+        assert_eq!(context.prepare(&mut result, &["a", "missing", "b"], "looking at", prepare).unwrap(), ["a", "b"]);
+        assert_eq!((result.skipped.len(), result.skipped[0].what.as_str()), (1, "missing"));
+        assert!(context.prepare(&mut result, &["wrong", "a"], "looking at", prepare).is_err());
     }
 
     #[test]

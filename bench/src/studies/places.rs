@@ -12,6 +12,7 @@ use crate::harness::memory_group::MemoryGroup;
 use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
 use crate::harness::subject::{Attached, Subject};
 use crate::harness::swap_area::SwapArea;
+use crate::harness::working_set::WorkingSet;
 use crate::size::Size;
 
 /// Where a program's memory is.
@@ -40,22 +41,21 @@ pub struct Ready {
     /// The program as a command that runs in the place.
     pub command: Command,
     // The order of the fields is the order of undoing.
-    group: Option<MemoryGroup>,
+    working_set: Option<WorkingSet>,
     _swap: Option<SwapArea>,
     _device: Option<Attached>,
     stats: Option<PathBuf>,
 }
 
 impl Ready {
-    fn in_group(command: &Command, local: Option<Size>) -> Result<Self, HarnessError> {
-        let group = MemoryGroup::create(local.map(|local| local.0))?;
-        let command = group.enter(command);
-        Ok(Self { command, group: Some(group), _swap: None, _device: None, stats: None })
+    fn watched(command: &Command, working_set: WorkingSet) -> Self {
+        let command = working_set.enter(command);
+        Self { command, working_set: Some(working_set), _swap: None, _device: None, stats: None }
     }
 
-    /// The group that the program is in; `None` where `spillway run` makes one, or none at all.
-    pub fn group(&self) -> Option<&MemoryGroup> {
-        self.group.as_ref()
+    /// What watches the program's memory; `None` under `spillway run`.
+    pub fn working_set(&self) -> Option<&WorkingSet> {
+        self.working_set.as_ref()
     }
 
     /// What `spillway run` told at the end of program `name`; `None` in other places. Lost pages are an error.
@@ -89,12 +89,12 @@ impl<'context> Places<'context> {
     /// Makes `place` ready for `command`, of whose memory `room` bytes may have to be lent at most.
     pub fn ready(&mut self, command: &Command, place: Place, room: Size) -> Result<Ready, HarnessError> {
         match place {
-            Place::AllLocal => Ready::in_group(command, None),
+            Place::AllLocal => Ok(Ready::watched(command, WorkingSet::new()?)),
             Place::Swap(subject, local) => {
                 let shop = &self.context.shop;
                 let device = subject.attach(shop, room, None)?;
                 let swap = SwapArea::on(&device.path, &shop.interrupt)?;
-                let ready = Ready::in_group(command, Some(local))?;
+                let ready = Ready::watched(command, WorkingSet::Group(MemoryGroup::create(Some(local.0))?));
                 Ok(Ready { _swap: Some(swap), _device: Some(device), ..ready })
             }
             Place::Spillway(via, local, donors) => self.with_donors(command, (via, local, donors), room),
@@ -114,7 +114,7 @@ impl<'context> Places<'context> {
         // A run that ends without its statistics must not be told by those of the run before it.
         let _ = std::fs::remove_file(&stats);
         let command = shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, command);
-        Ok(Ready { command, group: None, _swap: None, _device: None, stats: Some(stats) })
+        Ok(Ready { command, working_set: None, _swap: None, _device: None, stats: Some(stats) })
     }
 
     /// `count` donors that lend `room` together, started unless the last run had such.
@@ -140,6 +140,7 @@ pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: 
         front_end: None,
         keep_awake: None,
         lend: Some(lend),
+        prefetch: None,
     }
 }
 
@@ -186,7 +187,7 @@ mod tests {
     fn statistics_of_an_earlier_run_are_not_taken_for_this_ones() {
         let stats = PathBuf::from("/nonexistent/stats.json");
         let ready =
-            Ready { command: Command::new("true"), group: None, _swap: None, _device: None, stats: Some(stats) };
+            Ready { command: Command::new("true"), working_set: None, _swap: None, _device: None, stats: Some(stats) };
         assert!(ready.told("true").unwrap_err().to_string().contains("reading the statistics"));
     }
 }

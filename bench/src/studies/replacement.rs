@@ -2,7 +2,7 @@
 //! allows.
 //!
 //! It replays; no pager runs. Refaults are those that ask a donor; a touch of a staged page is a cheap fault. The time
-//! lost weighs both (`crate::replay::counts`). The default policy and its staging follow from this
+//! lost weighs both (`spillway_policy::replay::counts`). The default policy and its staging follow from this
 //! (docs/decisions/replacement.md).
 
 use spillway_policy::prefetch::read_ahead::ReadAhead;
@@ -12,19 +12,17 @@ use spillway_testing::replacement::Policy;
 
 use super::{Context, Study};
 use crate::harness::HarnessError;
-use crate::replay::accesses::Accesses;
-use crate::replay::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS};
-use crate::replay::memory::{Settings, replay};
-use crate::replay::optimal::refaults_min;
 use crate::replay::traces::sources;
 use crate::result::{Better, MILLISECONDS_LOST, StudyResult, TIMES_OPTIMAL};
 use crate::size::{MIB, Size};
+use crate::statistics::geometric_mean;
+use spillway_policy::replay::accesses::Accesses;
+use spillway_policy::replay::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS};
+use spillway_policy::replay::memory::{STAGING_THOUSANDTHS, Settings, replay};
+use spillway_policy::replay::optimal::refaults_min;
 
 /// Parts of the working set that are local, in per cent.
 pub const LOCAL_PER_CENT: [u32; 3] = [75, 50, 25];
-
-/// The part of the budget that is staging, in thousandths: DCM's lineage (EMP: 12.5 %).
-pub const STAGING_THOUSANDTHS: u32 = 125;
 
 /// What the pager does: its write-back pool is the staging, a thirty-second of the budget (to 32 MiB), and clean
 /// pages are not in it.
@@ -85,6 +83,7 @@ impl Subject {
 
     fn replay(self, accesses: &Accesses, budget: u32, prefetcher: AnyPrefetcher) -> Counts {
         let Self { policy, staging_thousandths, stages_clean } = self;
+        let policy = policy.builder();
         replay(accesses, &Settings { budget, staging_thousandths, stages_clean, policy, prefetcher })
     }
 }
@@ -102,6 +101,24 @@ pub fn budget(accesses: &Accesses, per_cent: u32) -> u32 {
 /// The working set of the traces.
 pub fn trace_size(context: &Context) -> Size {
     Size(context.choose(16, 1) * MIB)
+}
+
+/// Has `measure` record all traces for the study of this name; one that cannot be had is skipped.
+pub fn for_each_trace(
+    context: &Context,
+    study: &str,
+    result: &mut StudyResult,
+    measure: fn(&Accesses, &str, &mut StudyResult),
+) -> Result<(), HarnessError> {
+    for source in sources() {
+        context.shop.interrupt.check()?;
+        eprintln!("{study}: {}", source.name());
+        match source.accesses(trace_size(context)) {
+            Ok(accesses) => measure(&accesses, source.name(), result),
+            Err(reason) => result.skip(source.name(), &reason),
+        }
+    }
+    Ok(())
 }
 
 impl Study for ReplacementStudy {
@@ -122,14 +139,7 @@ impl Study for ReplacementStudy {
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
-        for source in sources() {
-            context.shop.interrupt.check()?;
-            eprintln!("replacement: {}", source.name());
-            match source.accesses(trace_size(context)) {
-                Ok(accesses) => measure(&accesses, source.name(), result),
-                Err(reason) => result.skip(source.name(), &reason),
-            }
-        }
+        for_each_trace(context, self.name(), result, measure)?;
         sum_up(result);
         judge(result);
         Ok(())
@@ -175,10 +185,7 @@ pub fn sum_up(result: &mut StudyResult) {
                 };
                 let numbers: Vec<f64> =
                     cases.iter().filter(|case| !case.starts_with(MEAN)).filter_map(number).collect();
-                if numbers.is_empty() {
-                    continue;
-                }
-                let mean = (numbers.iter().map(|number| number.ln()).sum::<f64>() / numbers.len() as f64).exp();
+                let Some(mean) = geometric_mean(&numbers) else { continue };
                 let unit = if over_default { TIMES_DEFAULT } else { TIMES_OPTIMAL };
                 result.record(0, &format!("{MEAN} {ending}"), &subject, unit, mean);
             }
@@ -204,9 +211,9 @@ const TIMES_DEFAULT: crate::result::Unit = crate::result::Unit { sign: "x defaul
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::replay::accesses::tests::accesses;
     use crate::replay::patterns::Pattern;
     use crate::replay::traces::Source;
+    use crate::replay::traces::tests::accesses;
     use crate::studies::tests::context;
 
     #[test]

@@ -1,4 +1,4 @@
-//! Fill and checksum: writes every word of an array, then visits its pages in one of four orders, once or twice, and
+//! Fill and checksum: writes every word of an array, then visits its pages in one of several orders, once or twice, and
 //! checks each word.
 //!
 //! Under a memory limit the filling costs swap-outs and the visiting swap-ins, so the phases give both per page. Word
@@ -23,11 +23,15 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 /// Pages from one visit to the next in the strided order: Leap's stride experiment used 10.
 const STRIDE_PAGES: u64 = 10;
 
+/// The same for columns of a matrix whose rows have so many pages: farther than any read-ahead by region looks.
+const FAR_STRIDE_PAGES: u64 = 400;
+
 /// The order of visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Sequential,
-    Strided,
+    /// With so many pages from one visit to the next.
+    Strided(u64),
     Random,
 }
 
@@ -55,7 +59,9 @@ impl Fill {
     /// Visits pages one after the other.
     pub const SEQUENTIAL: Self = Self::mixed("fill-sequential", Order::Sequential, false);
     /// Visits every tenth page, then every tenth from the second on, and so forth.
-    pub const STRIDED: Self = Self::mixed("fill-strided", Order::Strided, false);
+    pub const STRIDED: Self = Self::mixed("fill-strided", Order::Strided(STRIDE_PAGES), false);
+    /// The same with every four-hundredth page.
+    pub const FAR_STRIDED: Self = Self::mixed("fill-strided-far", Order::Strided(FAR_STRIDE_PAGES), false);
     /// Visits pages in random order.
     pub const RANDOM: Self = Self::mixed("fill-random", Order::Random, false);
     /// Visits pages one after the other, and once more.
@@ -130,21 +136,21 @@ fn modified(word: u64) -> u64 {
 fn place(order: Order, permutation: &Permutation, pages: u64, step: u64) -> u64 {
     match order {
         Order::Sequential => step,
-        Order::Strided => strided(pages, step),
+        Order::Strided(stride) => strided(pages, stride, step),
         Order::Random => permutation.at(step),
     }
 }
 
-/// The strided order: lane 0 (pages 0, 10, 20..), then lane 1, and so forth. The first `pages % 10` lanes are one
-/// longer.
-fn strided(pages: u64, step: u64) -> u64 {
-    let (short, longer_lanes) = (pages / STRIDE_PAGES, pages % STRIDE_PAGES);
+/// The strided order: lane 0 (pages 0, 10, 20.. with a stride of 10), then lane 1, and so forth. The first
+/// `pages % stride` lanes are one longer.
+fn strided(pages: u64, stride: u64, step: u64) -> u64 {
+    let (short, longer_lanes) = (pages / stride, pages % stride);
     let in_longer = longer_lanes * (short + 1);
     if step < in_longer {
-        return step / (short + 1) + step % (short + 1) * STRIDE_PAGES;
+        return step / (short + 1) + step % (short + 1) * stride;
     }
     let step = step - in_longer;
-    longer_lanes + step / short + step % short * STRIDE_PAGES
+    longer_lanes + step / short + step % short * stride
 }
 
 /// Runs `work` on parts of the array in `threads` threads, and merges what they found.
@@ -287,7 +293,7 @@ mod tests {
     fn a_wrong_word_is_found_and_named() {
         let mut words = filled(8, 3);
         words[5 * PAGE_WORDS + 7] ^= 1;
-        for fill in [Fill::SEQUENTIAL, Fill::STRIDED, Fill::RANDOM] {
+        for fill in [Fill::SEQUENTIAL, Fill::STRIDED, Fill::FAR_STRIDED, Fill::RANDOM] {
             let found =
                 in_parts(&mut words, 2, |part| visit(part, look(fill.order, 3), |place| word_at(3, place), Silent));
             let error = fill.judge(&found).unwrap_err().to_string();
@@ -307,7 +313,7 @@ mod tests {
     #[test]
     fn all_orders_agree_on_the_content() {
         let mut words = filled(30, 5);
-        let sums: Vec<_> = [Order::Sequential, Order::Strided, Order::Random]
+        let sums: Vec<_> = [Order::Sequential, Order::Strided(STRIDE_PAGES), Order::Random]
             .map(|order| in_parts(&mut words, 3, |part| visit(part, look(order, 5), |place| word_at(5, place), Silent)))
             .iter()
             .map(|visit| visit.checksum.finish())
@@ -317,7 +323,7 @@ mod tests {
 
     #[test]
     fn the_strided_order_takes_steps_of_ten() {
-        let order: Vec<u64> = (0..23).map(|step| strided(23, step)).collect();
+        let order: Vec<u64> = (0..23).map(|step| strided(23, STRIDE_PAGES, step)).collect();
         assert_eq!(order[..8], [0, 10, 20, 1, 11, 21, 2, 12]);
         assert_eq!(order[9..11], [3, 13]);
     }
@@ -332,7 +338,7 @@ mod tests {
         ) {
             let mut words = filled(20, seed);
             damage.iter().for_each(|(index, flip)| words[*index] ^= flip);
-            for order in [Order::Sequential, Order::Strided, Order::Random] {
+            for order in [Order::Sequential, Order::Strided(STRIDE_PAGES), Order::Random] {
                 let found = in_parts(&mut words, threads, |part| visit(part, look(order, seed), |place| word_at(seed, place), Silent));
                 prop_assert_eq!(found.wrong_words, damage.len() as u64);
                 prop_assert!(found.first_wrong.is_some_and(|index| damage.contains_key(&(index as usize))));
@@ -359,8 +365,8 @@ mod tests {
         }
 
         #[test]
-        fn the_strided_order_visits_each_page_once(pages in 1_u64..500) {
-            let mut order: Vec<u64> = (0..pages).map(|step| strided(pages, step)).collect();
+        fn the_strided_order_visits_each_page_once(pages in 1_u64..500, stride in 1_u64..600) {
+            let mut order: Vec<u64> = (0..pages).map(|step| strided(pages, stride, step)).collect();
             order.sort_unstable();
             prop_assert!(order.into_iter().eq(0..pages));
         }

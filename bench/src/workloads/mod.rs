@@ -11,6 +11,7 @@
 //! | [`overflow`] | an array at rest beyond the budget: what its pages take to leave |
 //! | [`touch`] | one word of each page at random, a system call after each: for tracing |
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
+//! | [`transpose`] | a matrix turned over in tiles: read by rows, written by columns |
 //!
 //! Invariants: the checksum depends on workload, size and seed only, never on the number of threads, so any two runs
 //! can be compared; a result that fails its check gives an error and no checksum.
@@ -24,6 +25,7 @@ pub mod page_rank;
 pub mod phase;
 pub mod quicksort;
 pub mod touch;
+pub mod transpose;
 pub mod visit;
 
 use std::time::Instant;
@@ -126,9 +128,10 @@ impl<Any: Program> Workload for Any {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 15] = [
+pub const ALL: [&dyn Workload; 17] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
+    &fill::Fill::FAR_STRIDED,
     &fill::Fill::RANDOM,
     &fill::Fill::MODIFY,
     &fill::Fill::ALIKE,
@@ -139,6 +142,7 @@ pub const ALL: [&dyn Workload; 15] = [
     &page_rank::PageRank,
     &key_value::KeyValue,
     &matrix::Matrix,
+    &transpose::Transpose,
     &touch::Touch,
     &visit::Visit,
     &overflow::Overflow,

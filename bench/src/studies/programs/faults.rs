@@ -1,10 +1,10 @@
 //! How many pages come back to each program by the pager, and by how many faults, against the fewest that any order
 //! of replacement allows.
 //!
-//! The fewest are those of the optimal order (`crate::replay::optimal`) on the trace of the same run with the same
-//! budget. It knows the future, has the whole budget for the workload's data, where the pager has the program itself
-//! in it too, and keeps none of it free for pages on their way. Programs that are no workloads of ours have no trace
-//! of all they do: their counts stand alone.
+//! The fewest are those of the optimal order (`spillway_policy::replay::optimal`) on the trace of the same run with the
+//! same budget. It knows the future, has the whole budget for the workload's data, where the pager has the program
+//! itself in it too, and keeps none of it free for pages on their way. Programs that are no workloads of ours have no
+//! trace of all they do: their counts stand alone.
 //!
 //! A page that came along and was never used counts as one that came back, and so does one that had not gone yet.
 //! Faults are those on pages that had left, not those on fresh memory or on write-protected pages.
@@ -14,13 +14,13 @@ use std::collections::HashMap;
 use super::{Context, Trial, WORKLOADS, case};
 use crate::harness::HarnessError;
 use crate::harness::spillway::{PagerReport, Via};
-use crate::replay::accesses::Accesses;
-use crate::replay::optimal::refaults_min;
 use crate::replay::traces;
 use crate::result::{FAULTS, PAGES, StudyResult};
 use crate::studies::job::Job;
 use crate::studies::program_run::SEED;
 use crate::workloads::WorkloadSettings;
+use spillway_policy::replay::accesses::Accesses;
+use spillway_policy::replay::optimal::refaults_min;
 
 /// Shares at which something has to come back.
 const SHARES_PERCENT: [u64; 3] = [75, 50, 25];

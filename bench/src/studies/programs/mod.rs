@@ -9,6 +9,8 @@
 
 mod faults;
 
+use spillway_pager::limits::BUDGET_BYTES_MIN;
+
 use self::faults::{Bounds, record_faults};
 use super::dcm;
 use super::job::Job;
@@ -30,16 +32,15 @@ const REAL: [(&str, &str); 3] = [("sort", "sort"), ("python", "numpy"), ("redis"
 /// The JVM's program, and its job: the one of DCM's that makes garbage.
 const JAVA: (&str, &str) = ("java", "group-by");
 
-/// Data of each program in a full run.
+/// Data of each program, also in a quick run: the pager must accept a quarter of it as a budget.
 const SIZE: Size = Size(64 * MIB);
-
-/// And in a quick one: a quarter of it has to exceed the least local memory that `spillway run` gives a program, 8 MiB.
-const SIZE_QUICK: Size = Size(34 * MIB);
 
 /// Data of the JVM's job, whose heap is three times that.
 const JAVA_SIZE: Size = Size(48 * MIB);
 /// See [`JAVA_SIZE`].
-const JAVA_SIZE_QUICK: Size = Size(16 * MIB);
+const JAVA_SIZE_QUICK: Size = Size(24 * MIB);
+
+const _: () = assert!(SIZE.0 / 4 >= BUDGET_BYTES_MIN && JAVA_SIZE_QUICK.0 * 3 / 4 >= BUDGET_BYTES_MIN);
 
 /// The study of whole programs.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +53,7 @@ fn names() -> Vec<&'static str> {
 
 /// Program `name` with its input.
 fn job(context: &Context, name: &'static str) -> Result<Job, HarnessError> {
-    let size = context.choose(SIZE, SIZE_QUICK);
+    let size = SIZE;
     if name == JAVA.0 {
         let data = context.choose(JAVA_SIZE, JAVA_SIZE_QUICK);
         let command = dcm::java_command(&dcm::compile(context)?, JAVA.1, data)?;
@@ -72,24 +73,6 @@ struct Trial {
     footprint: Size,
 }
 
-/// All programs that this machine has.
-fn trials(
-    context: &Context,
-    runner: &mut ProgramRunner<'_>,
-    result: &mut StudyResult,
-) -> Result<Vec<Trial>, HarnessError> {
-    let mut trials = Vec::new();
-    for name in names() {
-        eprintln!("programs: the working set of {name}");
-        match job(context, name).and_then(|job| Ok((runner.footprint(&job)?, job))) {
-            Ok((footprint, job)) => trials.push(Trial { job, footprint }),
-            Err(error) if error.is_interrupt() => return Err(error),
-            Err(error) => result.skip(name, &error.to_string()),
-        }
-    }
-    Ok(trials)
-}
-
 impl Study for ProgramsStudy {
     fn name(&self) -> &'static str {
         "programs"
@@ -104,12 +87,15 @@ impl Study for ProgramsStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (400, 220)
+        (400, 300)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let mut runner = ProgramRunner::new(context, "disk");
-        let trials = trials(context, &mut runner, result)?;
+        let trials = context.prepare(result, &names(), "the working set of", |name| {
+            let job = job(context, name)?;
+            Ok(Trial { footprint: runner.footprint(&job)?, job })
+        })?;
         let bounds = Bounds::of(context, &trials, result)?;
         let subjects: Vec<(usize, Kind)> =
             (0..trials.len()).flat_map(|trial| Kind::ALL.map(|kind| (trial, kind))).collect();

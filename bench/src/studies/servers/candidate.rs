@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
-use super::load::Times;
+use super::load::{Served, Times};
+use super::mariadb::{self, MariaDb};
 use super::memcached::Memcached;
 use super::mix::{ETC, SYS, ZIPF};
 use super::postgres::{self, Postgres};
 use super::redis::Redis;
-use super::server::{self, Server, pages_in};
+use super::server::{self, Server, pages_moved};
 use super::sort::{self, sort_job};
 use crate::harness::HarnessError;
+use crate::harness::cpu_use::{CpuUse, CpuWatch};
 use crate::harness::usage::SwapCount;
+use crate::harness::watching::watched;
 use crate::limits::with_slack;
-use crate::result::{OPERATIONS_PER_SECOND, SECONDS, Unit};
+use crate::result::{SECONDS, Unit};
 use crate::size::{MIB, Size};
 use crate::studies::Context;
 use crate::studies::job::Job;
@@ -33,7 +36,10 @@ const _: () = assert!(SIZE_QUICK.0 / 4 >= BUDGET_BYTES_MIN);
 /// A full run's times: long enough that each page of the values has its chance to come and go several times.
 const TIMES: Times = Times { warm_up: Duration::from_secs(4), measured: Duration::from_secs(20) };
 /// See [`TIMES`].
-const TIMES_QUICK: Times = Times { warm_up: Duration::from_secs(1), measured: Duration::from_secs(4) };
+const TIMES_QUICK: Times = Times { warm_up: Duration::from_secs(1), measured: Duration::from_secs(2) };
+
+/// How often a program that ends by itself is looked at: a look at all processes takes a millisecond or two.
+const CPU_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What is measured.
 pub enum Candidate {
@@ -44,19 +50,40 @@ pub enum Candidate {
 }
 
 /// What one run showed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Figures {
     /// What it is measured by, in [`Candidate::unit`].
     pub score: f64,
     /// Time that 99 of 100 requests took at most, in microseconds; `None` of a program.
     pub p99_us: Option<f64>,
-    /// See [`pages_in`].
-    pub pages_in: Option<u64>,
+    /// See [`pages_moved`].
+    pub pages: Option<SwapCount>,
+    /// What the CPUs did while clients asked, or while the program ran; `None` of a program too short to be seen.
+    pub cpu: Option<CpuUse>,
 }
 
 /// Names of all, in the order of their runs.
-pub const NAMES: [&str; 6] =
-    ["memcached zipf", "memcached etc", "memcached sys", "redis zipf", sort::NAME, postgres::NAME];
+pub const NAMES: [&str; 7] =
+    ["memcached zipf", "memcached etc", "memcached sys", "redis zipf", sort::NAME, postgres::NAME, mariadb::NAME];
+
+/// Names of those to measure only, separated by commas.
+const CHOICE: &str = "SPILLWAY_BENCH_SERVERS";
+
+/// The names that the environment asks for; all without any.
+pub fn chosen() -> Result<Vec<&'static str>, HarnessError> {
+    choose(&std::env::var(CHOICE).unwrap_or_default())
+}
+
+fn choose(choice: &str) -> Result<Vec<&'static str>, HarnessError> {
+    let wanted: Vec<&str> = choice.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    match wanted.iter().find(|name| !NAMES.contains(name)) {
+        None => Ok(NAMES.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect()),
+        Some(name) => {
+            let known = NAMES.join(", ");
+            Err(HarnessError::Missing(format!("{CHOICE} names '{name}', which is not measured; choose from: {known}")))
+        }
+    }
+}
 
 /// The candidate with one of [`NAMES`], its input made.
 pub fn candidate(context: &Context, name: &str) -> Result<Candidate, HarnessError> {
@@ -67,6 +94,7 @@ pub fn candidate(context: &Context, name: &str) -> Result<Candidate, HarnessErro
         "memcached sys" => Box::new(Memcached::new(SYS, size)),
         "redis zipf" => Box::new(Redis::new(ZIPF, size)),
         postgres::NAME => Box::new(Postgres::prepare(context, size)?),
+        mariadb::NAME => Box::new(MariaDb::prepare(context, context.choose(mariadb::SCALE, mariadb::SCALE_QUICK))?),
         _ => return sort_job(context, context.choose(sort::TEXT, SIZE_QUICK)).map(Candidate::Program),
     };
     Ok(Candidate::Server(server))
@@ -84,15 +112,15 @@ impl Candidate {
     /// The unit of what it is measured by.
     pub fn unit(&self) -> Unit {
         match self {
-            Self::Server(_) => OPERATIONS_PER_SECOND,
+            Self::Server(server) => server.unit(),
             Self::Program(_) => SECONDS,
         }
     }
 
-    /// Why it cannot be measured in places of this kind; `None` where it can.
-    pub fn impossible(&self, kind: Kind) -> Option<&'static str> {
+    /// What of it stays local in places of this kind that lend the rest; `None` where all of it can be lent.
+    pub fn stays_local(&self, kind: Kind) -> Option<&'static str> {
         match (self, kind) {
-            (Self::Server(server), Kind::Spillway(via)) => server.impossible(via),
+            (Self::Server(server), Kind::Spillway(via)) => server.stays_local(via),
             _ => None,
         }
     }
@@ -102,7 +130,8 @@ impl Candidate {
         match self {
             Self::Program(job) => runner.footprint(job),
             Self::Server(server) => {
-                let at = (Place::AllLocal, TIMES_QUICK);
+                let times = if server.grows() { context.choose(TIMES, TIMES_QUICK) } else { TIMES_QUICK };
+                let at = (Place::AllLocal, times);
                 let turn = server::run(context, &mut runner.places, server.as_ref(), at)?;
                 Ok(with_slack(turn.peak.unwrap_or(server.room())))
             }
@@ -120,13 +149,15 @@ impl Candidate {
             Self::Server(server) => {
                 let at = (place, context.choose(TIMES, TIMES_QUICK));
                 let turn = server::run(context, &mut runner.places, server.as_ref(), at)?;
-                let (score, p99_us) = (turn.served.operations_per_second, Some(turn.served.p99_us));
-                Ok(Figures { score, p99_us, pages_in: turn.pages_in })
+                let Served { rate, p99_us, cpu } = turn.served;
+                Ok(Figures { score: rate, p99_us: Some(p99_us), pages: turn.pages, cpu: Some(cpu) })
             }
             Self::Program(job) => {
                 let before = SwapCount::now();
-                let score = runner.seconds(job, place)?;
-                Ok(Figures { score, p99_us: None, pages_in: pages_in(place, before, runner.told()) })
+                let mut watch = CpuWatch::start();
+                let score = watched(CPU_INTERVAL, || watch.look(), || runner.seconds(job, place))?;
+                let pages = pages_moved(place, before, runner.told());
+                Ok(Figures { score, p99_us: None, pages, cpu: watch.finish() })
             }
         }
     }
@@ -138,10 +169,17 @@ mod tests {
     use crate::studies::tests::context;
 
     #[test]
+    fn some_can_be_chosen_and_unknown_ones_are_told() {
+        assert_eq!(choose("").unwrap(), NAMES);
+        assert_eq!(choose("mariadb, sort").unwrap(), ["sort", "mariadb"]);
+        assert!(choose("oracle").unwrap_err().to_string().contains("memcached zipf"));
+    }
+
+    #[test]
     fn candidates_have_the_names_they_are_skipped_by() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        // PostgreSQL's data take seconds to make; its own test makes them.
-        for name in NAMES.into_iter().filter(|name| *name != postgres::NAME) {
+        // Data of databases take seconds to make; their own tests make them.
+        for name in NAMES.into_iter().filter(|name| ![postgres::NAME, mariadb::NAME].contains(name)) {
             match candidate(&context(directory.path(), 1), name) {
                 Ok(candidate) => assert_eq!(candidate.name(), name),
                 Err(error) => assert!(matches!(error, HarnessError::Missing(_)), "{name}: {error}"),

@@ -10,11 +10,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use spillway_block::metrics::LatencyHistogram;
+use spillway_block::latency::LatencyHistogram;
 
 use super::mix::{Mix, SKEW};
 use crate::demo::redis_job::key;
 use crate::harness::HarnessError;
+use crate::harness::cpu_use::{CpuUse, counted};
 use crate::harness::interrupt::Interrupt;
 use crate::permutation::Permutation;
 use crate::random::Random;
@@ -64,12 +65,14 @@ pub struct Times {
 }
 
 /// What clients saw.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Served {
-    /// Requests answered in a second, all clients together.
-    pub operations_per_second: f64,
+    /// What was answered, all clients together, in the unit of [`super::server::Server::unit`].
+    pub rate: f64,
     /// Time that 99 of 100 requests took at most, in microseconds.
     pub p99_us: f64,
+    /// What the CPUs did meanwhile.
+    pub cpu: CpuUse,
 }
 
 /// A client with its keys.
@@ -211,11 +214,14 @@ pub fn run<Link: Connection>(
     let end = Instant::now() + times.warm_up;
     all(&mut clients, |client| client.ask_until(end, interrupt))?;
     clients.iter().for_each(|client| client.latencies.clear());
-    let begin = Instant::now();
-    let answers = all(&mut clients, |client| client.ask_until(begin + times.measured, interrupt))?;
-    let elapsed = begin.elapsed();
+    let (outcome, cpu) = counted(|| {
+        let begin = Instant::now();
+        let answers = all(&mut clients, |client| client.ask_until(begin + times.measured, interrupt))?;
+        Ok::<_, HarnessError>((answers, begin.elapsed()))
+    });
+    let (answers, elapsed) = outcome?;
     let (latencies, _) = LatencyHistogram::merged(clients.iter().map(|client| &client.latencies));
-    Ok(Served { operations_per_second: answers as f64 / elapsed.as_secs_f64(), p99_us: latencies.p99_us })
+    Ok(Served { rate: answers as f64 / elapsed.as_secs_f64(), p99_us: latencies.p99_us, cpu })
 }
 
 #[cfg(test)]
@@ -286,7 +292,7 @@ mod tests {
     fn a_sound_store_is_measured() {
         for mix in [ZIPF, ETC] {
             let served = run_with(mix, sound).unwrap();
-            assert!(served.operations_per_second > 100.0 && served.p99_us > 0.0, "{served:?}");
+            assert!(served.rate > 100.0 && served.p99_us > 0.0, "{served:?}");
         }
     }
 

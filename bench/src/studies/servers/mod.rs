@@ -5,21 +5,26 @@
 //! |---|---|
 //! | [`memcached`] | memcached with the mixes `zipf`, `etc` and `sys` |
 //! | [`redis`] | Redis with the mix `zipf` |
-//! | [`postgres`] | PostgreSQL by the queries of `pgbench -S`; not by the pager |
+//! | [`postgres`] | PostgreSQL by the queries of `pgbench -S`; its buffers stay local by the pager |
+//! | [`mariadb`] | MariaDB by `go-tpc`, in new orders a minute |
 //! | [`sort`] | no server but a program that is known from other work: GNU sort, in seconds |
 //! | [`mod@candidate`] | all of them by their names, and how each is measured |
 //! | [`mix`], [`load`] | what the clients of the first two ask for, and how |
 //! | [`server`] | one run of one server |
 //!
 //! Each server is loaded, warmed up, and asked for a fixed time by [`load::CLIENTS`] connections. What is lent has a
-//! copy on disk, as is the product's default. Values are random bytes, of which zram gains nothing. Pages that came
-//! in are those of the whole run, its loading included. From zram and disk they are the kernel's count, which is of
-//! the whole machine. A faster server answers more in the same time, and so more pages come in.
+//! copy on disk, as is the product's default. Values are random bytes, of which zram gains nothing. Pages in and out
+//! are those of the whole run, its loading included; those out were written. From zram and disk they are the kernel's
+//! count, which is of the whole machine. A faster server answers more in the same time, and so more pages come in.
+//!
+//! CPU seconds by thread (`crate::harness::cpu_use`) and the share of idle are those of the time in which it counts; of
+//! the sort those of its whole run. All-local's stand once, at L(100).
 //!
 //! Invariant: every value that a client reads is checked. A wrong one ends its run, and at its end the study fails.
 
 pub mod candidate;
 pub mod load;
+pub mod mariadb;
 pub mod memcached;
 pub mod mix;
 pub mod postgres;
@@ -27,12 +32,13 @@ pub mod redis;
 pub mod server;
 pub mod sort;
 
-use self::candidate::{Candidate, Figures, NAMES, candidate};
+use self::candidate::{Candidate, Figures, candidate, chosen};
 use super::kind::{self, Kind, SHARES_PERCENT, case};
 use super::program_run::ProgramRunner;
 use super::{Context, Study};
+use crate::cpu_table;
 use crate::harness::HarnessError;
-use crate::result::{MICROSECONDS, PAGES, StudyResult, Unit};
+use crate::result::{MICROSECONDS, Measure, PAGES, StudyResult, Unit};
 use crate::size::Size;
 
 /// The study of servers.
@@ -45,37 +51,15 @@ struct Trial {
     peak: Size,
 }
 
-/// All candidates that this machine has.
-fn trials(
-    context: &Context,
-    runner: &mut ProgramRunner<'_>,
-    result: &mut StudyResult,
-) -> Result<Vec<Trial>, HarnessError> {
-    let mut trials = Vec::new();
-    for name in NAMES {
-        eprintln!("servers: the peak memory of {name}");
-        match candidate(context, name).and_then(|candidate| Ok((candidate.peak(context, runner)?, candidate))) {
-            Ok((peak, candidate)) => trials.push(Trial { candidate, peak }),
-            Err(error) if error.is_interrupt() => return Err(error),
-            Err(error @ HarnessError::Wrong { .. }) => return Err(error),
-            Err(error) => result.skip(name, &error.to_string()),
-        }
-    }
-    Ok(trials)
-}
-
-/// The pairs that can be measured; the others are told.
+/// All pairs of a trial and a kind; what stays local in some is told.
 fn subjects(trials: &[Trial], result: &mut StudyResult) -> Vec<(usize, Kind)> {
-    let mut subjects = Vec::new();
-    for (index, trial) in trials.iter().enumerate() {
-        for kind in Kind::ALL {
-            match trial.candidate.impossible(kind) {
-                None => subjects.push((index, kind)),
-                Some(reason) => result.skip(&subject_name(trial, kind), reason),
-            }
+    let pairs = (0..trials.len()).flat_map(|trial| Kind::ALL.map(|kind| (trial, kind)));
+    for (trial, kind) in pairs.clone() {
+        if let Some(what) = trials[trial].candidate.stays_local(kind) {
+            result.skip(&format!("part of {}", subject_name(&trials[trial], kind)), &format!("stays local: {what}"));
         }
     }
-    subjects
+    pairs.collect()
 }
 
 fn subject_name(trial: &Trial, kind: Kind) -> String {
@@ -86,8 +70,8 @@ fn latency_case(case: &str) -> String {
     format!("{case}, p99")
 }
 
-fn pages_case(case: &str) -> String {
-    format!("{case}, pages in")
+fn pages_cases(case: &str) -> [String; 2] {
+    ["in", "out"].map(|way| format!("{case}, pages {way}"))
 }
 
 impl Study for ServersStudy {
@@ -103,13 +87,20 @@ impl Study for ServersStudy {
         1
     }
 
+    fn rounds_quick(&self) -> usize {
+        1
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
-        (2500, 480)
+        (3100, 480)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let mut runner = ProgramRunner::new(context, "disk");
-        let trials = trials(context, &mut runner, result)?;
+        let trials = context.prepare(result, &chosen()?, "the peak memory of", |name| {
+            let candidate = candidate(context, name)?;
+            Ok(Trial { peak: candidate.peak(context, &mut runner)?, candidate })
+        })?;
         let subjects = subjects(&trials, result);
         let name = |(trial, kind): (usize, Kind)| subject_name(&trials[trial], kind);
         let mut first_wrong = Ok(());
@@ -147,10 +138,16 @@ fn plot(result: &StudyResult, program: &str) -> String {
     kind::plot(result, format!("{program}: {unit} by local memory"), case)
 }
 
-/// Relative to all-local whatever was measured, and the kinds under the same limit.
+/// Relative to all-local whatever was measured, and the kinds under the same limit; of CPU time only numbers are shown.
 fn compare(result: &mut StudyResult) {
-    result.compare_with(&Kind::AllLocal.name());
-    result.cases().iter().for_each(|case| kind::compare(result, case));
+    let is_compared = |measure: &&Measure| !cpu_table::shows(&measure.unit);
+    let cases: Vec<String> = result.measures.iter().filter(is_compared).map(|measure| measure.case.clone()).collect();
+    for case in cases {
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::AllLocal) {
+            result.compare(&case, &kind.name(), &Kind::AllLocal.name());
+        }
+        kind::compare(result, &case);
+    }
 }
 
 fn measure(
@@ -163,42 +160,52 @@ fn measure(
     // All-local does not depend on the share: it is measured once and stands in each case.
     let mut all_local = None;
     for percent in kind.shares(result.quick).iter().copied() {
-        let figures = match all_local {
+        let figures = match all_local.take() {
             Some(figures) => figures,
             None => candidate.measure(context, runner, kind.place(peak.percent(percent)))?,
         };
-        all_local = (kind == Kind::AllLocal).then_some(figures);
         let case = case(candidate.name(), percent);
-        record(result, (round, &case, &kind.name()), candidate.unit(), figures);
+        record(result, (round, &case, &kind.name()), candidate.unit(), &figures);
+        all_local = (kind == Kind::AllLocal).then_some(Figures { cpu: None, ..figures });
     }
     Ok(())
 }
 
-fn record(result: &mut StudyResult, (round, case, subject): (usize, &str, &str), unit: Unit, figures: Figures) {
+fn record(result: &mut StudyResult, (round, case, subject): (usize, &str, &str), unit: Unit, figures: &Figures) {
     result.record(round, case, subject, unit, figures.score);
     if let Some(p99_us) = figures.p99_us {
         result.record(round, &latency_case(case), subject, MICROSECONDS, p99_us);
     }
-    if let Some(pages_in) = figures.pages_in {
-        result.record(round, &pages_case(case), subject, PAGES, pages_in as f64);
+    if let Some(pages) = figures.pages {
+        for (case, count) in pages_cases(case).iter().zip([pages.pages_in, pages.pages_out]) {
+            result.record(round, case, subject, PAGES, count as f64);
+        }
+    }
+    if let Some(cpu) = &figures.cpu {
+        cpu_table::record(result, round, (case, subject), cpu);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::cpu_use::CpuUse;
     use crate::harness::spillway::Via;
+    use crate::harness::usage::SwapCount;
     use crate::machine::Machine;
     use crate::result::OPERATIONS_PER_SECOND;
 
     fn with_figures() -> StudyResult {
         let mut result = StudyResult::new("servers", "", true, Machine::default());
         for (index, kind) in Kind::ALL.into_iter().enumerate() {
-            let pages_in = (kind != Kind::AllLocal).then_some(100 * index as u64);
-            let figures = Figures { score: 1000.0 / (index + 1) as f64, p99_us: Some(50.0), pages_in };
+            let count = 100 * index as u64;
+            let pages = (kind != Kind::AllLocal).then_some(SwapCount { pages_in: count, pages_out: 2 * count });
+            let seconds = [("server".to_owned(), 3.0)].into_iter().collect();
+            let cpu = Some(CpuUse { seconds, idle_percent: 10.0 });
+            let figures = Figures { score: 1000.0 / (index + 1) as f64, p99_us: Some(50.0), pages, cpu };
             for percent in SHARES_PERCENT {
                 let case = case("memcached zipf", percent);
-                record(&mut result, (0, &case, &kind.name()), OPERATIONS_PER_SECOND, figures);
+                record(&mut result, (0, &case, &kind.name()), OPERATIONS_PER_SECOND, &figures);
             }
         }
         result
@@ -214,6 +221,9 @@ mod tests {
         assert!(ratio("memcached zipf L(50), p99").is_some());
         // With all memory local no page comes in: that ratio would be one by zero.
         assert!(ratio("memcached zipf L(50), pages in").is_some_and(|one| one.baseline != "all local"));
+        assert!(ratio("memcached zipf L(50), pages out").is_some());
+        assert!(ratio("memcached zipf L(50), CPU of server").is_none());
+        assert_eq!(result.median("memcached zipf L(50), CPU of server", &pager), Some(3.0));
     }
 
     #[test]

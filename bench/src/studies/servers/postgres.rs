@@ -1,8 +1,9 @@
 //! PostgreSQL, asked by `pgbench` for rows by their key, as `pgbench -S` does.
 //!
 //! Its data are made once, with no limit: so the kernel's cache of its files is not charged to the runs. Each run
-//! reads all rows into `shared_buffers`, which has room for them; that memory is what is lent. The pager does not page
-//! shared memory, so it is left out.
+//! reads all rows into `shared_buffers`, which has room for them; that memory is what is lent over a swap device. The
+//! pager does not page shared memory: under it these buffers stay local and only the processes' own memory is lent,
+//! which the result says.
 //!
 //! The query of `pgbench -S` is extended: it computes from each row whether it is what pgbench stored under its key.
 //! If it is not, the query divides by zero.
@@ -15,10 +16,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use spillway_block::metrics::LatencyHistogram;
+use spillway_block::latency::LatencyHistogram;
 
 use super::load::{CLIENTS, Served};
 use super::server::{Server, Session, await_answer};
+use crate::harness::cpu_use::counted;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::process::{Collected, Running, bound};
 use crate::harness::spillway::Via;
@@ -245,14 +247,16 @@ impl Server for Postgres {
         let load = "SELECT pg_prewarm('pgbench_accounts'), pg_prewarm('pgbench_accounts_pkey')";
         self.query(load, session.interrupt)?;
         self.ask(session.times.warm_up, &session.directory.join("warm-up"), session.interrupt)?;
-        let report = self.ask(session.times.measured, &session.directory.join("measured"), session.interrupt)?;
-        let operations_per_second = transactions_per_second(&report)
+        let log = session.directory.join("measured");
+        let (report, cpu) = counted(|| self.ask(session.times.measured, &log, session.interrupt));
+        let report = report?;
+        let rate = transactions_per_second(&report)
             .ok_or_else(|| HarnessError::failed("pgbench", format!("it printed '{}'", report.trim())))?;
-        Ok(Served { operations_per_second, p99_us: p99_us(session.directory, "measured")? })
+        Ok(Served { rate, p99_us: p99_us(session.directory, "measured")?, cpu })
     }
 
-    fn impossible(&self, via: Via) -> Option<&'static str> {
-        (via == Via::Pager).then_some("its memory is shared_buffers, and the pager does not page shared memory")
+    fn stays_local(&self, via: Via) -> Option<&'static str> {
+        (via == Via::Pager).then_some("shared_buffers: the pager does not page shared memory, nor count it")
     }
 }
 
@@ -281,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_pager_cannot_serve_it() {
+    fn only_the_pager_leaves_its_buffers_local() {
         let private = PrivateDirectory::on_disk(Some(Path::new("/var/tmp"))).unwrap();
         let postgres = Postgres { programs: PathBuf::new(), private, scale: 2 };
-        assert!(postgres.impossible(Via::Pager).is_some_and(|reason| reason.contains("shared memory")));
-        assert_eq!(postgres.impossible(Via::Swap), None);
+        assert!(postgres.stays_local(Via::Pager).is_some_and(|what| what.contains("shared memory")));
+        assert_eq!(postgres.stays_local(Via::Swap), None);
         assert!(postgres.room().0 > 2 * SCALE_BYTES);
     }
 

@@ -7,17 +7,20 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::Pid;
 
 use super::load::{Served, Times};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
-use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::{RunReport, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::usage::SwapCount;
-use crate::limits::{ANSWER_DEADLINE, POLL_INTERVAL, SERVER_START_DEADLINE};
+use crate::harness::watching::watched;
+use crate::harness::working_set::WorkingSet;
+use crate::limits::{ANSWER_DEADLINE, SERVER_START_DEADLINE};
+use crate::result::{OPERATIONS_PER_SECOND, Unit};
 use crate::size::Size;
 use crate::studies::Context;
 use crate::studies::places::{Place, Places, Ready};
@@ -38,8 +41,18 @@ pub trait Server {
     /// Its name in results.
     fn name(&self) -> &str;
 
+    /// What its rate is counted in.
+    fn unit(&self) -> Unit {
+        OPERATIONS_PER_SECOND
+    }
+
     /// Memory that suffices for what may have to be lent.
     fn room(&self) -> Size;
+
+    /// Whether its memory grows while clients ask, so that only a run of full length shows the most.
+    fn grows(&self) -> bool {
+        false
+    }
 
     /// The server as a command in the foreground, its files prepared.
     fn command(&self, session: &Session<'_>) -> Result<Command, HarnessError>;
@@ -47,19 +60,19 @@ pub trait Server {
     /// Loads the server that runs as `running`, warms it up, asks it, and checks what it answers.
     fn serve(&self, running: &mut Running, session: &Session<'_>) -> Result<Served, HarnessError>;
 
-    /// Why it cannot be measured over one of our ways; `None` where it can.
-    fn impossible(&self, _via: Via) -> Option<&'static str> {
+    /// What of it stays local over one of our ways, and why; `None` where all of it can be lent.
+    fn stays_local(&self, _via: Via) -> Option<&'static str> {
         None
     }
 }
 
 /// What one run showed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Turn {
     /// What the clients saw.
     pub served: Served,
-    /// See [`pages_in`].
-    pub pages_in: Option<u64>,
+    /// See [`pages_moved`].
+    pub pages: Option<SwapCount>,
     /// The most local memory seen; `None` under `spillway run`.
     pub peak: Option<Size>,
 }
@@ -100,16 +113,16 @@ pub fn run(
     let before = SwapCount::now();
     let (served, peak) = serve(server, &mut ready, &session)?;
     let told = ready.told(server.name())?;
-    Ok(Turn { served, pages_in: pages_in(place, before, told.as_ref()), peak })
+    Ok(Turn { served, pages: pages_moved(place, before, told.as_ref()), peak })
 }
 
-/// Pages that came in during a run in `place`, its loading included: as `spillway run` told, or what the kernel
-/// counted on the whole machine since `before`. `None` with all memory local, where that count is of others only.
-pub fn pages_in(place: Place, before: SwapCount, told: Option<&RunReport>) -> Option<u64> {
+/// Pages that moved during a run in `place`, its loading included: as `spillway run` told, or what the kernel counted
+/// on the whole machine since `before`. `None` with all memory local, where that count is of others only.
+pub fn pages_moved(place: Place, before: SwapCount, told: Option<&RunReport>) -> Option<SwapCount> {
     match (place, told) {
         (Place::AllLocal, _) => None,
-        (_, Some(told)) => Some(told.pages_in()),
-        (_, None) => Some(SwapCount::now().since(before).pages_in),
+        (_, Some(told)) => Some(SwapCount { pages_in: told.pages_in(), pages_out: told.pages_out() }),
+        (_, None) => Some(SwapCount::now().since(before)),
     }
 }
 
@@ -120,46 +133,29 @@ fn serve(
     session: &Session<'_>,
 ) -> Result<(Served, Option<Size>), HarnessError> {
     let mut running = Running::start(server.name(), &mut ready.command, Collected::default())?;
-    let (outcome, peak) = watched(ready.group(), || server.serve(&mut running, session));
+    let process = running.id();
+    let (outcome, peak) =
+        with_peak(ready.working_set().map(|set| (set, process)), || server.serve(&mut running, session));
     let lives = running.is_running();
     running.stop();
     match outcome {
-        // A broken connection says less than the server's own last words.
-        Err(HarnessError::System { what, source }) if !lives => {
-            Err(HarnessError::failed(server.name(), format!("{what}: {source}: {}", running.messages.last_line())))
+        // What clients say of a server that is gone says less than its own last words.
+        Err(error @ (HarnessError::System { .. } | HarnessError::Wrong { .. })) if !lives => {
+            Err(HarnessError::failed(server.name(), format!("{error}: {}", running.messages.last_line())))
         }
         outcome => Ok((outcome?, peak)),
     }
 }
 
-/// Does `work`, and meanwhile looks at the most memory that `group` holds.
-fn watched<Value>(group: Option<&MemoryGroup>, work: impl FnOnce() -> Value) -> (Value, Option<Size>) {
-    let Some(group) = group else { return (work(), None) };
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            let mut most = 0;
-            while !done.load(Ordering::Relaxed) {
-                most = most.max(group.usage().working_bytes);
-                std::thread::sleep(POLL_INTERVAL);
-            }
-            most
-        });
-        // Also a panic must end the watcher, which the scope waits for.
-        let ended = EndOnDrop(&done);
-        let value = work();
-        drop(ended);
-        let most = watcher.join().unwrap_or(0);
-        (value, Some(Size(most)))
-    })
-}
-
-struct EndOnDrop<'flag>(&'flag AtomicBool);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+/// Does `work`, and meanwhile looks at the most memory that a process uses.
+fn with_peak<Value>(
+    watched_process: Option<(&WorkingSet, Pid)>,
+    work: impl FnOnce() -> Value,
+) -> (Value, Option<Size>) {
+    let Some((working_set, process)) = watched_process else { return (work(), None) };
+    let mut most = Size(0);
+    let value = watched(working_set.interval(), || most = most.max(working_set.now(process)), work);
+    (value, Some(most))
 }
 
 #[cfg(test)]
@@ -167,6 +163,8 @@ pub(super) mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::harness::cpu_use::{CLIENTS, CpuUse};
+    use crate::harness::memory_group::MemoryGroup;
     use crate::harness::tool;
     use crate::studies::tests::context;
 
@@ -182,7 +180,9 @@ pub(super) mod tests {
         let context = context(directory.path(), 1);
         let mut places = Places::new(&context, "disk");
         let turn = run(&context, &mut places, server, (Place::AllLocal, TIMES)).unwrap();
-        assert!(turn.served.operations_per_second > 1.0 && turn.served.p99_us > 0.0, "{turn:?}");
+        assert!(turn.served.rate > 1.0 && turn.served.p99_us > 0.0, "{turn:?}");
+        // Servers of tests beside this one count as well, and may have ended meanwhile.
+        assert!(turn.served.cpu.seconds.contains_key(CLIENTS), "{turn:?}");
         assert!(turn.peak.is_some_and(|peak| peak.0 > 4 << 20), "{turn:?}");
         let left = std::fs::read_dir(context.shop.directory.path()).unwrap().count();
         assert_eq!(left, 0, "the private directory is gone");
@@ -193,9 +193,10 @@ pub(super) mod tests {
         let told = RunReport::default();
         let now = SwapCount::now();
         let swap = Place::Swap(crate::harness::subject::Subject::Zram, Size(1));
-        assert_eq!(pages_in(Place::AllLocal, now, None), None);
-        assert_eq!(pages_in(Place::Spillway(Via::Swap, Size(1), 1), now, Some(&told)), Some(0));
-        assert!(pages_in(swap, now, None).is_some());
+        assert_eq!(pages_moved(Place::AllLocal, now, None), None);
+        let over_device = pages_moved(Place::Spillway(Via::Swap, Size(1), 1), now, Some(&told));
+        assert_eq!(over_device, Some(SwapCount::default()));
+        assert!(pages_moved(swap, now, None).is_some());
     }
 
     /// A server that is a script.
@@ -220,7 +221,7 @@ pub(super) mod tests {
             await_answer("a script", running, session.interrupt, || {
                 session.directory.join("socket").exists().then_some(())
             })?;
-            Ok(Served { operations_per_second: 1.0, p99_us: 1.0 })
+            Ok(Served { rate: 1.0, p99_us: 1.0, cpu: CpuUse::default() })
         }
     }
 
