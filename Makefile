@@ -6,13 +6,14 @@
 #   make soak    long runs of the failure tests (minutes each; SPILLWAY_SOAK_SECONDS sets their length), and what takes minutes in virtual machines
 #   make vm-test TEST=NAME   one test in virtual machines (all of them without TEST)
 #   make vm-shell            a shell in a virtual machine (KERNEL=6.1 for another kernel)
+#   make package a Debian package and a tarball with the same files, into target/package
 #   make check   subjects of commits, formatting, lints, documentation, dependencies
 
 SHELL := /bin/bash
 CARGO ?= cargo
 PROFILE := --release
 
-.PHONY: demo test test-binaries bench soak check vm-test vm-shell packages-demo packages-test packages-machines packages-bench
+.PHONY: demo test test-binaries bench soak package check vm-test vm-shell packages-demo packages-test packages-machines packages-bench
 
 demo: packages-demo
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
@@ -31,10 +32,12 @@ bench: packages-bench
 	target/release/spillway-bench run
 
 soak: export SPILLWAY_SOAK_SECONDS ?= 180
-soak: packages-test test-binaries
+soak: packages-test packages-bench test-binaries
 	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off
 	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile
 	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
+	$(CARGO) test $(PROFILE) --workspace --lib -- --nocapture --ignored mariadb
+	$(CARGO) run $(PROFILE) -p spillway-simulator -- --seed $$(date +%s) --runs 1000000 --seconds $(SPILLWAY_SOAK_SECONDS)
 	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
 
 vm-test: packages-test test-binaries
@@ -42,6 +45,10 @@ vm-test: packages-test test-binaries
 
 vm-shell: packages-machines test-binaries
 	$(CARGO) run -q -p spillway-virtual-machine -- shell --kernel $(or $(KERNEL),6.12)
+
+package:
+	$(CARGO) build $(PROFILE) -p spillway
+	packaging/build target/release/spillway target/package
 
 check:
 	.ci/commits
