@@ -15,6 +15,7 @@ use serde_json::json;
 use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key::ClusterKey;
+use spillway_fabric::site::Site;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -186,6 +187,8 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
         listen: listen.map_err(Failure::usage)?,
         unix_path: Some(local_socket.to_path_buf()),
         key,
+        machine_limit_bytes: arguments.machine_limit.map(|size| size.bytes),
+        site: Site::parse(&arguments.zone, &arguments.rack).map_err(Failure::usage)?,
         slab_prepared_count: SLABS_PREPARED,
         slab_size_hint_bytes: arguments.slab_size.bytes,
     })
@@ -288,6 +291,9 @@ mod tests {
             listen: vec!["unix:/tmp/spillway-donate-test.sock".to_owned()],
             key: Some("none".into()),
             slab_size: "1M".parse().unwrap(),
+            machine_limit: None,
+            zone: String::new(),
+            rack: String::new(),
             output: OutputArguments::default(),
             owned: false,
         }

@@ -48,6 +48,8 @@ fn donor_config(memory_bytes: u64) -> DonorConfig {
         listen: Vec::new(),
         unix_path: None,
         key: None,
+        machine_limit_bytes: None,
+        site: spillway_fabric::site::Site::default(),
         slab_prepared_count: 1,
         slab_size_hint_bytes: SLAB,
     }

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use spillway_fabric::address::{AddressError, DonorAddress};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
+use spillway_fabric::site::Site;
 
 use crate::host_memory::{Bound, MemorySample};
 
@@ -63,6 +64,10 @@ pub struct DonorConfig {
     pub unix_path: Option<PathBuf>,
     /// What borrowers have to prove; without it, only this host is listened to.
     pub key: Option<ClusterKey>,
+    /// Most to lend to the volumes of one machine together.
+    pub machine_limit_bytes: Option<u64>,
+    /// Where this machine stands, for borrowers that want copies apart.
+    pub site: Site,
     /// Slabs to keep prepared.
     pub slab_prepared_count: usize,
     /// Their size until a borrower has asked for another one.
@@ -181,6 +186,8 @@ mod tests {
             listen: vec![ListenAddress::Tcp("127.0.0.1:0".to_owned())],
             unix_path: None,
             key: None,
+            machine_limit_bytes: None,
+            site: Site::default(),
             slab_prepared_count: 2,
             slab_size_hint_bytes: MIB,
         }

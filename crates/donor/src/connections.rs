@@ -37,6 +37,24 @@ impl Source {
     }
 }
 
+/// The machine that a connection comes from, as far as its address tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// The donor's own.
+    Here,
+    /// Another one; of IPv6, the first 64 bits.
+    At(IpAddr),
+}
+
+impl From<Source> for Machine {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Network(address) if !address.is_loopback() => Self::At(address),
+            Source::Network(_) | Source::User(_) => Self::Here,
+        }
+    }
+}
+
 /// All connections of a donor, see the module text.
 #[derive(Debug, Default)]
 pub struct Connections {
@@ -74,6 +92,7 @@ enum Standing {
 pub struct Place<'connections> {
     connections: &'connections Connections,
     number: u64,
+    source: Source,
 }
 
 impl Connections {
@@ -120,7 +139,7 @@ impl Connections {
         let number = open.next;
         open.next += 1;
         open.entries.insert(number, Entry { socket, source, standing: Standing::Unproven });
-        Some(Place { connections: self, number })
+        Some(Place { connections: self, number, source })
     }
 
     /// Ends the connections of `session`.
@@ -184,6 +203,11 @@ impl Entry {
 }
 
 impl Place<'_> {
+    /// Where the connection comes from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
     /// This connection has proven that it belongs to `session`; it keeps its place and ends with the session. Not if
     /// there are too many such connections, or it gave way to a newer one just before: it has to close then.
     #[must_use]

@@ -66,7 +66,8 @@ pub(crate) fn serve(
         let _ = sender.send(&Message::Rejected { reason: reason.clone() }, None);
         return Err(SessionEnd::Rejected(reason));
     }
-    let opened = Input::Opened(Opening { session: session.id, hello, passes_descriptors, resume });
+    let machine = place.source().into();
+    let opened = Input::Opened(Opening { session: session.id, hello, machine, passes_descriptors, resume });
     bring(shared, &session, opened);
     let lost = converse(shared, &session, &mut receiver);
     shared.feed(Input::Ended { session: session.id });

@@ -39,7 +39,7 @@ impl Donor {
         let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
         let lender = Lender::new(lender_config(&config)?, sample);
         let id = DonorId(u128::from_le_bytes(random_bytes()?));
-        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, lender));
+        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, config.site, lender));
         let mut donor = Self { shared, listeners, threads: Vec::new() };
         // On a failure, dropping `donor` stops what was started.
         donor.start_threads()?;
@@ -197,6 +197,7 @@ fn lender_config(config: &DonorConfig) -> Result<LenderConfig, DonorError> {
     Ok(LenderConfig {
         quota_bytes: config.memory_bytes,
         headroom_bytes: config.headroom_bytes,
+        machine_limit_bytes: config.machine_limit_bytes,
         prepared_count: config.slab_prepared_count.min(SLABS_PREPARED_MAX),
         slab_size_hint_bytes: config.slab_size_hint_bytes,
         seed: u64::from_le_bytes(random_bytes()?),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Welcome;
 use spillway_fabric::key::ClusterKey;
+use spillway_fabric::site::Site;
 use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::proof::SessionName;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
@@ -45,12 +46,13 @@ impl DonorState {
         key: Option<ClusterKey>,
         host: [u8; 16],
         unix_path: Option<PathBuf>,
+        site: Site,
         lender: Lender,
     ) -> Self {
         Self {
             id,
             key,
-            welcome: welcome(id, host, unix_path.as_deref()),
+            welcome: welcome(id, host, unix_path.as_deref(), site),
             unix_path,
             connections: Connections::default(),
             stopping: AtomicBool::new(false),
@@ -146,7 +148,7 @@ impl DonorState {
     }
 }
 
-fn welcome(donor: DonorId, host: [u8; 16], unix_path: Option<&Path>) -> Welcome {
+fn welcome(donor: DonorId, host: [u8; 16], unix_path: Option<&Path>, site: Site) -> Welcome {
     let unix_path = unix_path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
     let token = SessionToken([0; _]);
     Welcome {
@@ -158,6 +160,7 @@ fn welcome(donor: DonorId, host: [u8; 16], unix_path: Option<&Path>) -> Welcome 
         unix_path,
         data_port: 0,
         resume: token,
+        site,
         held: 0,
     }
 }

@@ -110,6 +110,8 @@ fn a_second_donor_at_the_same_socket_is_refused_and_leaves_the_first_alone() {
         listen: vec![ListenAddress::Unix(first.donor.unix_path().unwrap().to_owned())],
         unix_path: None,
         key: None,
+        machine_limit_bytes: None,
+        site: spillway_fabric::site::Site::default(),
         slab_prepared_count: 0,
         slab_size_hint_bytes: SLAB_SIZE_BYTES,
     };

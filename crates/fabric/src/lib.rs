@@ -17,7 +17,7 @@
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 //! - [`key`]: the cluster's shared secret.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.
-//! - [`membership`]: which machines belong to the cluster.
+//! - [`membership`]: which machines belong to the cluster; [`site`]: where each stands.
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,7 @@ pub mod membership;
 pub mod patience;
 pub mod queue_pair;
 pub mod shm;
+pub mod site;
 pub mod tcp;
 pub mod units;
 pub mod wire;

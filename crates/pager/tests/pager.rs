@@ -55,6 +55,8 @@ impl World {
             listen: Vec::new(),
             unix_path: Some(socket.clone()),
             key: None,
+            machine_limit_bytes: None,
+            site: spillway_fabric::site::Site::default(),
             slab_prepared_count: 1,
             slab_size_hint_bytes: 32 * MEBIBYTE,
         })

@@ -74,6 +74,7 @@ impl Machine {
         let config = LenderConfig {
             quota_bytes: self.memory_bytes,
             headroom_bytes: settings.headroom_slabs * SLAB_SIZE_BYTES,
+            machine_limit_bytes: None,
             prepared_count: PREPARED_COUNT,
             slab_size_hint_bytes: SLAB_SIZE_BYTES,
             seed,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use spillway_fabric::site::Site;
+
 /// Bytes of a slab, as in the product.
 pub const SLAB_SIZE_BYTES: u64 = 32 << 20;
 
@@ -30,7 +32,15 @@ pub struct Settings {
     pub fault_interval: Duration,
 }
 
+/// Machines in a rack.
+pub const RACK_MACHINES: usize = 2;
+
 impl Settings {
+    /// Where a machine stands: a rack holds [`RACK_MACHINES`] of them.
+    pub fn site(&self, machine: usize) -> Site {
+        Site::parse("", &format!("rack-{}", machine / RACK_MACHINES)).expect("digits are printable")
+    }
+
     /// A small cluster with a rough life.
     pub fn storm(seed: u64) -> Self {
         Self {

@@ -166,7 +166,7 @@ impl RunningVolume {
         let shared = &self.manager.shared;
         let now = Instant::now();
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
-        let link = |donor: &DonorEntry| donor.status(shared.decisions.donor(donor.slot));
+        let link = |donor: &DonorEntry| donor.status(shared.decisions.donor(donor.slot).as_ref());
         status.donors =
             shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {

@@ -70,6 +70,12 @@ pub struct DonorLinkStatus {
     pub slabs: u64,
     /// Memory that it said it can still lend.
     pub free_bytes: u64,
+    /// Its zone, if it said one.
+    #[serde(default)]
+    pub zone: String,
+    /// Its rack, if it said one.
+    #[serde(default)]
+    pub rack: String,
     /// The last reason for a lost connection or a refusal.
     pub last_error: String,
     /// How fast it answers; of donors that are reached over sockets.

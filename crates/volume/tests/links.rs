@@ -16,6 +16,7 @@ use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
+use spillway_fabric::site::Site;
 use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_volume::manager::decisions::Decisions;
@@ -157,6 +158,7 @@ fn welcome(host: [u8; 16], unix_path: String) -> Message {
         unix_path,
         data_port: 0,
         resume: SessionToken([2; 32]),
+        site: Site::default(),
         held: 0,
     })
 }

@@ -110,6 +110,8 @@ pub(crate) struct DonorRole {
     key: Option<PathBuf>,
     #[serde(default = "default_slab_size")]
     slab_size: Size,
+    /// Most for all devices and runs of one machine.
+    machine_limit: Option<Size>,
 }
 
 /// `[borrower]` or `[borrower.NAME]`: the options of `spillway swap on`.
@@ -214,8 +216,9 @@ fn redundancy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Redun
 }
 
 impl DonorRole {
-    /// As `spillway donate` takes them.
-    pub(crate) fn arguments(&self) -> DonateArguments {
+    /// As `spillway donate` takes them; `cluster` says where the machine stands.
+    pub(crate) fn arguments(&self, cluster: Option<&ClusterRole>) -> DonateArguments {
+        let site = cluster.map(ClusterRole::site).unwrap_or_default();
         DonateArguments {
             name: "agent".to_owned(),
             memory: self.memory,
@@ -223,6 +226,9 @@ impl DonorRole {
             listen: self.listen.clone(),
             key: self.key.clone(),
             slab_size: self.slab_size,
+            machine_limit: self.machine_limit,
+            zone: site.zone.as_str().to_owned(),
+            rack: site.rack.as_str().to_owned(),
             output: OutputArguments::default(),
             owned: false,
         }
@@ -340,11 +346,20 @@ mod tests {
     #[test]
     fn both_roles_have_defaults() {
         let configuration = parse(&["[donor]\n", BORROWER]).unwrap();
-        let donor = configuration.donor.unwrap().arguments();
+        let donor = configuration.donor.unwrap().arguments(None);
         assert_eq!((donor.memory, donor.listen.len(), donor.owned), (None, 0, false));
         let borrower = configuration.borrowers.first().unwrap();
         assert_eq!((borrower.name.as_str(), borrower.size.bytes, borrower.donors.len()), ("swap", 1 << 30, 2));
         assert_eq!(borrower.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);
+    }
+
+    #[test]
+    fn a_donor_stands_where_its_cluster_says() {
+        let role = "[donor]\nmachine_limit = \"2G\"\n[cluster]\nname = \"home\"\nzone = \"east\"\nrack = \"7\"\n";
+        let configuration = parse(&[role]).unwrap();
+        let donor = configuration.donor.as_ref().unwrap().arguments(configuration.cluster.as_ref());
+        assert_eq!((donor.zone.as_str(), donor.rack.as_str()), ("east", "7"));
+        assert_eq!(donor.machine_limit.map(|size| size.bytes), Some(2 << 30));
     }
 
     #[test]
@@ -365,7 +380,7 @@ mod tests {
     fn later_files_override_single_settings() {
         let first = "[donor]\nmemory = \"1G\"\nlisten = [\"a:1\"]\n";
         let configuration = parse(&[first, "[donor]\nmemory = \"2G\"\n"]).unwrap();
-        let donor = configuration.donor.unwrap().arguments();
+        let donor = configuration.donor.unwrap().arguments(None);
         assert_eq!((donor.memory.unwrap().bytes, donor.listen), (2 << 30, vec!["a:1".to_owned()]));
     }
 

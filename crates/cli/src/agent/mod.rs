@@ -44,7 +44,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let configuration = Configuration::load(&arguments.config).map_err(Failure::failed)?;
     if arguments.check {
         if let Some(role) = &configuration.donor {
-            donate::check_sizes(&role.arguments())?;
+            donate::check_sizes(&role.arguments(configuration.cluster.as_ref()))?;
         }
         return output::text("the configuration is good\n");
     }
@@ -56,7 +56,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let metrics = configuration.metrics.as_ref().map(scrapes::bind).transpose()?;
     let donor = match &configuration.donor {
-        Some(role) => Some(DonorService::start(&role.arguments(), &entry)?),
+        Some(role) => Some(DonorService::start(&role.arguments(configuration.cluster.as_ref()), &entry)?),
         None => None,
     };
     let url = metrics.as_ref().map(MetricsServer::url);

@@ -355,6 +355,15 @@ pub(crate) struct DonateArguments {
     /// Slabs to prepare in advance are of this size
     #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
     pub(crate) slab_size: Size,
+    /// Memory to lend at most to all devices and runs of one machine [default: as much as to all]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) machine_limit: Option<Size>,
+    /// The zone of this machine: further copies of a page go to other zones
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub(crate) zone: String,
+    /// The rack of this machine, inside its zone: further copies go to other racks
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub(crate) rack: String,
     /// Output
     #[command(flatten)]
     pub(crate) output: OutputArguments,

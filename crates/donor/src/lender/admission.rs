@@ -32,7 +32,7 @@ impl Lender {
             return self.outputs.push(Output::Reject { session: id, reason });
         }
         let shown = opening.hello.resume;
-        let session = Session::new(opening.hello, opening.resume);
+        let session = Session::new(opening.machine, opening.hello, opening.resume);
         match shown {
             Some(shown) => self.resume(now, id, session, shown, now + RESUME_DEADLINE),
             None => self.open_fresh(id, session),
@@ -55,7 +55,7 @@ impl Lender {
     }
 
     fn welcome(&mut self, id: SessionId, session: Session, held: u32) {
-        let (free_bytes, resume) = (self.free_to_lend_bytes(), session.resume);
+        let (free_bytes, resume) = (self.free_for_bytes(session.machine), session.resume);
         self.outputs.push(Output::Welcome { session: id, free_bytes, resume, held });
         let old = self.sessions.open.insert(id, session);
         assert!(old.is_none(), "session ids are not used twice");

@@ -58,7 +58,7 @@ impl Lender {
         }
         match message {
             Message::Query { request } => {
-                let free_bytes = self.free_to_lend_bytes();
+                let free_bytes = self.sessions.open.get(&session).map_or(0, |open| self.free_for_bytes(open.machine));
                 let slabs_held = self.leases.slabs_held(session) as u32;
                 self.send(session, Message::Free { request, free_bytes, slabs_held });
             }
@@ -86,12 +86,16 @@ impl Lender {
     /// Lends a slab that was made ahead, or has one made.
     fn try_lease(&mut self, session: SessionId, request: u32) -> Result<(), Refusal> {
         let full = |reason: &str| Refusal { full: true, reason: reason.to_owned() };
-        let size_bytes = self.sessions.open.get(&session).ok_or(LeaseError::NoSession)?.slab_size_bytes;
+        let open = self.sessions.open.get(&session).ok_or(LeaseError::NoSession)?;
+        let (size_bytes, machine) = (open.slab_size_bytes, open.machine);
         if self.is_draining {
             return Err(full("the donor is being drained"));
         }
         if self.free_to_lend_bytes() < size_bytes {
             return Err(full("the donor has no memory left to lend"));
+        }
+        if self.free_for_bytes(machine) < size_bytes {
+            return Err(full("the donor lends no more to one machine"));
         }
         let slab = self.prepared.peek(size_bytes).unwrap_or(SlabId(self.slabs_next));
         let handle = self.leases.book(session, slab)?;

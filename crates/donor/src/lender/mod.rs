@@ -43,6 +43,7 @@ use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::SessionToken;
 
+use crate::connections::Machine;
 use crate::host_memory::MemorySample;
 use crate::status::{Counters, RecallCounts};
 use capacity::{Capacity, Holdings};
@@ -116,6 +117,8 @@ pub struct Opening {
     pub session: SessionId,
     /// What it said.
     pub hello: Hello,
+    /// Where its connection comes from.
+    pub machine: Machine,
     /// Whether its connection passes descriptors.
     pub passes_descriptors: bool,
     /// A fresh secret, for a session that resumes no other.
@@ -235,6 +238,8 @@ pub struct LenderConfig {
     pub quota_bytes: u64,
     /// What stays available for the machine's own programs.
     pub headroom_bytes: u64,
+    /// Most to lend to all volumes of one machine; `None`: no less than to all.
+    pub machine_limit_bytes: Option<u64>,
     /// Slabs to keep ready, of each size in use.
     pub prepared_count: usize,
     /// Their size while there is no session, until a borrower has asked for another one.
@@ -253,6 +258,7 @@ pub struct Lender {
     slabs_next: u64,
     prepared: PreparedSlabs,
     prepared_count: usize,
+    machine_limit_bytes: Option<u64>,
     slab_size_hint_bytes: u64,
     /// Making a slab ahead failed; not tried again before the next sample.
     is_exhausted: bool,
@@ -277,6 +283,7 @@ impl Lender {
             slabs_next: 0,
             prepared: PreparedSlabs::default(),
             prepared_count: config.prepared_count,
+            machine_limit_bytes: config.machine_limit_bytes,
             slab_size_hint_bytes: config.slab_size_hint_bytes,
             is_exhausted: false,
             eviction: None,
@@ -348,6 +355,20 @@ impl Lender {
     /// What it could lend now.
     pub fn free_to_lend_bytes(&self) -> u64 {
         if self.is_draining { 0 } else { self.capacity.lendable_bytes(self.holdings()) }
+    }
+
+    /// What it could lend to `machine` now.
+    pub(super) fn free_for_bytes(&self, machine: Machine) -> u64 {
+        let within_limit =
+            self.machine_limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(self.lent_to_bytes(machine)));
+        self.free_to_lend_bytes().min(within_limit)
+    }
+
+    /// What all volumes of `machine` hold, those included that may come back.
+    fn lent_to_bytes(&self, machine: Machine) -> u64 {
+        let lingering = self.sessions.lingering.iter().map(|(id, lingering)| (id, &lingering.session));
+        let of_machine = self.sessions.open.iter().chain(lingering).filter(|(_, session)| session.machine == machine);
+        of_machine.map(|(id, session)| self.leases.slabs_held(*id) as u64 * session.slab_size_bytes).sum()
     }
 
     /// The bounds of lending.

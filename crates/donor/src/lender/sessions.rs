@@ -14,6 +14,7 @@ use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use super::Opening;
 use super::leases::SessionId;
 use crate::config::is_slab_size;
+use crate::connections::Machine;
 use crate::limits::{LINGER_MAX, PATIENCE_MAX};
 
 /// All sessions, each in one of three stages.
@@ -31,6 +32,8 @@ pub(super) struct Sessions {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) borrower: BorrowerId,
+    /// Where it runs.
+    pub(super) machine: Machine,
     pub(super) volume: String,
     pub(super) slab_size_bytes: u64,
     /// What it shows to get its slabs back.
@@ -64,9 +67,10 @@ pub(super) struct Waiting {
 }
 
 impl Session {
-    pub(super) fn new(hello: Hello, resume: SessionToken) -> Self {
+    pub(super) fn new(machine: Machine, hello: Hello, resume: SessionToken) -> Self {
         Self {
             borrower: hello.borrower,
+            machine,
             slab_size_bytes: hello.slab_size_bytes,
             resume,
             linger: Duration::from_secs(hello.linger_seconds.into()).min(LINGER_MAX),

@@ -46,6 +46,8 @@ impl TestDonor {
             listen: vec![ListenAddress::Tcp("127.0.0.1:0".to_owned())],
             unix_path: Some(directory.path().join("donor.sock")),
             key,
+            machine_limit_bytes: None,
+            site: spillway_fabric::site::Site::default(),
             slab_prepared_count: 2,
             slab_size_hint_bytes: SLAB_SIZE_BYTES,
         };

@@ -5,7 +5,11 @@
 //! encodes to the same bytes (tested), so there is one way to say each thing.
 
 use crate::control::message::{Hello, Message, Welcome};
-use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX};
+use crate::limits::{
+    CONTROL_MESSAGE_BYTES_MAX, LABEL_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX,
+};
+use crate::membership::announcement::Label;
+use crate::site::Site;
 use crate::units::{BorrowerId, DonorId, SlabHandle};
 use crate::wire::SessionToken;
 
@@ -111,6 +115,8 @@ fn encode_welcome<'writer>(writer: &'writer mut Writer, welcome: &Welcome) -> &'
         .text(&welcome.unix_path, NAME_BYTES_MAX)
         .u16(welcome.data_port)
         .array(&welcome.resume.0)
+        .text(welcome.site.zone.as_str(), LABEL_BYTES_MAX)
+        .text(welcome.site.rack.as_str(), LABEL_BYTES_MAX)
         .u32(welcome.held)
 }
 
@@ -142,6 +148,7 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
             unix_path: reader.text(NAME_BYTES_MAX)?,
             data_port: reader.u16()?,
             resume: SessionToken(reader.array()?),
+            site: Site { zone: reader.label()?, rack: reader.label()? },
             held: reader.u32()?,
         }),
         kind::REJECTED => Message::Rejected { reason: reader.text(REASON_BYTES_MAX)? },
@@ -293,6 +300,10 @@ impl<'bytes> Reader<'bytes> {
         String::from_utf8(self.take(length)?.to_vec()).map_err(|_| CodecError::Value)
     }
 
+    fn label(&mut self) -> Result<Label, CodecError> {
+        Label::new(&self.text(LABEL_BYTES_MAX)?).map_err(|_| CodecError::Value)
+    }
+
     fn list<Item>(
         &mut self,
         mut item: impl FnMut(&mut Self) -> Result<Item, CodecError>,
@@ -337,9 +348,10 @@ mod tests {
     }
 
     fn welcome() -> impl Strategy<Value = Message> {
-        let later = (any::<u16>(), any::<[u8; 32]>(), any::<u32>());
+        let site = ("[a-z0-9]{0,32}", "[a-z0-9]{0,32}").prop_map(|(zone, rack)| Site::parse(&zone, &rack).unwrap());
+        let later = (any::<u16>(), any::<[u8; 32]>(), site, any::<u32>());
         (any::<u16>(), any::<u128>(), any::<[u8; 32]>(), any::<u64>(), any::<[u8; 16]>(), text(), later).prop_map(
-            |(version, donor, token, free_bytes, host, unix_path, (data_port, resume, held))| {
+            |(version, donor, token, free_bytes, host, unix_path, (data_port, resume, site, held))| {
                 let (donor, token, resume) = (DonorId(donor), SessionToken(token), SessionToken(resume));
                 Message::Welcome(Welcome {
                     version,
@@ -350,6 +362,7 @@ mod tests {
                     unix_path,
                     data_port,
                     resume,
+                    site,
                     held,
                 })
             },

@@ -3,6 +3,7 @@
 //! A session: the borrower says [`Message::Hello`] and gets [`Message::Welcome`] or [`Message::Rejected`]. From then on
 //! either side speaks when it wants to; a `request` number chosen by the asker comes back in the answer.
 
+use crate::site::Site;
 use crate::units::{BorrowerId, DonorId, SlabHandle};
 use crate::wire::SessionToken;
 
@@ -48,6 +49,8 @@ pub struct Welcome {
     pub data_port: u16,
     /// What a later session of the same borrower shows to get this one's slabs; as secret as the token.
     pub resume: SessionToken,
+    /// Where the donor stands.
+    pub site: Site,
     /// Slabs of the session that was to be resumed; as many [`Message::Held`] follow at once.
     pub held: u32,
 }

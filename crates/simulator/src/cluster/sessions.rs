@@ -1,7 +1,9 @@
 //! What happens on links: sessions are opened, kept and lost, and parcels arrive or are held back.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use spillway_donor::connections::Machine;
 use spillway_donor::lender::{Input as LenderInput, Opening};
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
@@ -128,7 +130,8 @@ impl Cluster {
             resume: None,
         };
         let resume = SessionToken([0; 32]);
-        let opening = Opening { session, hello, passes_descriptors: false, resume };
+        let machine_of_borrower = Machine::At(Ipv4Addr::from_bits(borrower as u32).into());
+        let opening = Opening { session, hello, machine: machine_of_borrower, passes_descriptors: false, resume };
         self.feed_lender(machine, LenderInput::Opened(opening));
     }
 
@@ -137,7 +140,7 @@ impl Cluster {
         let session = self.borrowers[borrower].number_session(slot);
         self.links.get_mut(&id).expect("it is there").at_borrower = Some(session);
         let identity = DonorId(machine as u128);
-        let link = Opened { session, identity, free_bytes, slabs_held: 0 };
+        let link = Opened { session, identity, free_bytes, slabs_held: 0, site: self.settings.site(machine) };
         self.feed_steward(borrower, Input::Up { donor: DonorSlot(slot as u16), link });
     }
 

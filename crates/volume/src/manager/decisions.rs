@@ -90,7 +90,7 @@ impl Decisions {
 
     /// What is known of the donor in `slot`, while it has a session.
     pub fn donor(&self, slot: DonorSlot) -> Option<DonorView> {
-        self.decided().steward.donor(slot)
+        self.decided().steward.donor(slot).cloned()
     }
 
     fn decided(&self) -> MutexGuard<'_, Decided> {

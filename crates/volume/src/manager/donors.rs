@@ -146,7 +146,7 @@ impl DonorEntry {
     }
 
     /// What users are told, but for how fast it answers. `view` is what the Steward knows of it.
-    pub fn status(&self, view: Option<DonorView>) -> DonorLinkStatus {
+    pub fn status(&self, view: Option<&DonorView>) -> DonorLinkStatus {
         let link = self.link();
         let state = match link.phase {
             Phase::Connecting => "connecting",
@@ -160,6 +160,8 @@ impl DonorEntry {
             transport: link.transport.to_owned(),
             slabs: view.map_or(0, |view| view.slabs_held),
             free_bytes: view.map_or(0, |view| view.free_bytes),
+            zone: view.map_or_else(String::new, |view| view.site.zone.as_str().to_owned()),
+            rack: view.map_or_else(String::new, |view| view.site.rack.as_str().to_owned()),
             last_error: link.last_error.clone(),
             latency: DonorLatencyStatus::default(),
         }

@@ -156,7 +156,8 @@ fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     shared.volume.begin_session(donor.slot);
     donor.connected(Arc::clone(&session), transport);
-    let link = Link { session: number, identity, free_bytes: opened.welcome.free_bytes, slabs_held: held.kept };
+    let (free_bytes, site) = (opened.welcome.free_bytes, opened.welcome.site);
+    let link = Link { session: number, identity, free_bytes, slabs_held: held.kept, site };
     shared.decide(Input::Up { donor: donor.slot, link });
     // Leased by a process that died before it put them to use.
     held.unused.into_iter().for_each(|slab| session.release(slab));

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use spillway_fabric::control::message::Message;
+use spillway_fabric::site::Site;
 use spillway_fabric::units::DonorId;
 
 use super::{Link, Output, SessionNumber};
@@ -16,7 +17,7 @@ use crate::limits::{CONTROL_REPLY_DEADLINE, FREE_INTERVAL, FREE_INTERVAL_FULL, R
 use crate::slab_map::slab_entry::DonorSlot;
 
 /// A donor with a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorView {
     /// Its session.
     pub session: SessionNumber,
@@ -26,6 +27,8 @@ pub struct DonorView {
     pub free_bytes: u64,
     /// Slabs of this volume that it holds.
     pub slabs_held: u64,
+    /// Where it stands.
+    pub site: Site,
     /// It refused a slab, or did not answer, and is passed over until then.
     pub refused_until: Option<Instant>,
     /// Its session is open, but it says nothing.
@@ -46,9 +49,9 @@ pub struct Donors {
 impl Donors {
     /// A session was opened, and the donor has said what it could lend.
     pub fn up(&mut self, now: Instant, donor: DonorSlot, link: Link) {
-        let Link { session, identity, free_bytes, slabs_held } = link;
+        let Link { session, identity, free_bytes, slabs_held, site } = link;
         let (refused_until, is_silent, asked) = (None, false, now);
-        let view = DonorView { session, identity, free_bytes, slabs_held, refused_until, is_silent, asked };
+        let view = DonorView { session, identity, free_bytes, slabs_held, site, refused_until, is_silent, asked };
         self.open.insert(donor, view);
     }
 
@@ -70,8 +73,8 @@ impl Donors {
     }
 
     /// What is known of it, while it has a session.
-    pub fn view(&self, donor: DonorSlot) -> Option<DonorView> {
-        self.open.get(&donor).copied()
+    pub fn view(&self, donor: DonorSlot) -> Option<&DonorView> {
+        self.open.get(&donor)
     }
 
     /// All that have a session.

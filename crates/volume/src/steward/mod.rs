@@ -38,6 +38,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use spillway_fabric::control::message::Message;
+use spillway_fabric::site::Site;
 use spillway_fabric::units::{DonorId, SlabIndex};
 
 use crate::settings::mapping::MappingPolicy;
@@ -64,7 +65,7 @@ pub struct Lease {
 }
 
 /// A session that was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Its number.
     pub session: SessionNumber,
@@ -74,6 +75,8 @@ pub struct Link {
     pub free_bytes: u64,
     /// Slabs of this volume that it holds already.
     pub slabs_held: u64,
+    /// Where it stands.
+    pub site: Site,
 }
 
 /// What happened.
@@ -434,7 +437,7 @@ impl Steward {
     }
 
     /// What is known of the donor in `slot`, while it has a session.
-    pub fn donor(&self, slot: DonorSlot) -> Option<donors::DonorView> {
+    pub fn donor(&self, slot: DonorSlot) -> Option<&donors::DonorView> {
         self.donors.view(slot)
     }
 

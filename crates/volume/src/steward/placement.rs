@@ -2,8 +2,12 @@
 //!
 //! Two donors are drawn at random, among those that hold nothing of this volume while there are any (spreading a
 //! volume over many donors makes the loss of one cheap); the one with more free memory is taken ([`super::placing`]).
+//! Before that, only the donors count that are farthest from the slab's other copies: in other zones if there are any,
+//! else in other racks. So a second copy survives what takes the first one. Without labels all are equally far.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+use spillway_fabric::site::Separation;
 
 use crate::slab_map::slab_entry::DonorSlot;
 
@@ -14,6 +18,8 @@ pub struct Candidate {
     pub donor: DonorSlot,
     /// Slabs of this volume that it holds.
     pub slabs_held: u64,
+    /// How far it is from the nearest other copy of the slab.
+    pub separation: Separation,
 }
 
 /// A source of random numbers below a bound; injected so that a run can be repeated.
@@ -24,9 +30,11 @@ pub trait Random {
 
 /// Draws two of `candidates`, or all if there are fewer. Which has more room is asked afterwards.
 pub fn draw(candidates: &[Candidate], random: &mut dyn Random) -> Vec<DonorSlot> {
+    let farthest = candidates.iter().map(|candidate| candidate.separation).max();
+    let far = || candidates.iter().filter(|candidate| Some(candidate.separation) == farthest);
     let fresh: Vec<DonorSlot> =
-        candidates.iter().filter(|candidate| candidate.slabs_held == 0).map(|candidate| candidate.donor).collect();
-    let all = || candidates.iter().map(|candidate| candidate.donor).collect();
+        far().filter(|candidate| candidate.slabs_held == 0).map(|candidate| candidate.donor).collect();
+    let all = || far().map(|candidate| candidate.donor).collect();
     let from: Vec<DonorSlot> = if fresh.is_empty() { all() } else { fresh };
     if from.is_empty() { Vec::new() } else { draw_two(&from, random) }
 }
@@ -66,7 +74,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn candidate(donor: u16, slabs_held: u64) -> Candidate {
-        Candidate { donor: DonorSlot(donor), slabs_held }
+        Candidate { donor: DonorSlot(donor), slabs_held, separation: Separation::Zones }
+    }
+
+    #[test]
+    fn the_farthest_donors_come_first_also_if_they_hold_something() {
+        let at = |donor, slabs_held, separation| Candidate { separation, ..candidate(donor, slabs_held) };
+        let candidates = [
+            at(0, 0, Separation::Unknown),
+            at(1, 0, Separation::Racks),
+            at(2, 5, Separation::Zones),
+            at(3, 0, Separation::Racks),
+        ];
+        assert!((0..50).all(|seed| draw(&candidates, &mut XorShift::new(seed)) == [DonorSlot(2)]));
+        let mut drawn = draw(&[candidates[0], candidates[1], candidates[3]], &mut XorShift::new(7));
+        drawn.sort_unstable();
+        assert_eq!(drawn, [DonorSlot(1), DonorSlot(3)], "no zone is left, so other racks");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Message;
+use spillway_fabric::site::{Separation, Site};
 use spillway_fabric::units::SlabIndex;
 
 use super::donors::Donors;
@@ -346,8 +347,14 @@ impl Placement {
         let fits = |(donor, view): &(DonorSlot, &super::donors::DonorView)| {
             view.free_bytes >= size_bytes && !view.is_refused(context.now) && !is_taken(*donor, view.identity)
         };
-        let candidate =
-            |(donor, view): (DonorSlot, &super::donors::DonorView)| Candidate { donor, slabs_held: view.slabs_held };
+        let stays = |location: &&Location| self.purpose != Purpose::Move || Some(location.donor) != self.leaving;
+        let staying = locations.iter().flatten().filter(stays).map(|location| location.donor);
+        let others = staying.chain(self.leases.iter().map(|lease| lease.location.donor));
+        let sites: Vec<&Site> = others.filter_map(|donor| context.donors.view(donor)).map(|view| &view.site).collect();
+        let candidate = |(donor, view): (DonorSlot, &super::donors::DonorView)| {
+            let nearest = sites.iter().map(|site| view.site.separation(site)).min();
+            Candidate { donor, slabs_held: view.slabs_held, separation: nearest.unwrap_or(Separation::Zones) }
+        };
         context.donors.open().filter(fits).map(candidate).collect()
     }
 

@@ -11,6 +11,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{LABEL_BYTES_MAX, SEEDS_MAX};
 use spillway_fabric::membership::Discovery;
 use spillway_fabric::membership::announcement::Label;
+use spillway_fabric::site::Site;
 
 /// See the module text.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,6 +40,13 @@ pub(crate) struct ClusterRole {
     pub(crate) key: Option<PathBuf>,
     /// The file that keeps this machine's identity.
     pub(crate) identity: Option<PathBuf>,
+}
+
+impl ClusterRole {
+    /// Where this machine stands.
+    pub(crate) fn site(&self) -> Site {
+        Site { zone: self.zone.clone(), rack: self.rack.clone() }
+    }
 }
 
 fn error<E: serde::de::Error>(error: impl fmt::Display) -> E {

@@ -10,6 +10,7 @@ use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
 use super::super::leases::SessionId;
 use super::super::{Input, Lender, LenderConfig, Make, Opening, Output, SlabId};
+use crate::connections::Machine;
 use crate::host_memory::{Bound, MemorySample};
 use crate::limits::RECALL_DEADLINE;
 
@@ -23,6 +24,8 @@ pub(super) const HEADROOM_SLABS: u64 = 4;
 
 /// See the module text.
 pub(super) struct World {
+    /// Where the next sessions come from.
+    pub(super) machine: Machine,
     pub(super) lender: Lender,
     pub(super) now: Instant,
     /// Slabs that are there, with their sizes.
@@ -52,16 +55,34 @@ pub(super) fn sample(slabs: u64) -> MemorySample {
 }
 
 impl World {
+    /// One that lends so much to one machine at most.
+    pub(super) fn with_machine_limit(quota_slabs: u64, limit_slabs: u64) -> Self {
+        let limit_bytes = Some(limit_slabs * SIZE);
+        Self::with(quota_slabs, 0, 1, Instant::now(), limit_bytes)
+    }
+
     /// A donor of up to `quota_slabs` slabs.
     pub(super) fn new(quota_slabs: u64, prepared_count: usize, seed: u64, now: Instant) -> Self {
+        Self::with(quota_slabs, prepared_count, seed, now, None)
+    }
+
+    fn with(
+        quota_slabs: u64,
+        prepared_count: usize,
+        seed: u64,
+        now: Instant,
+        machine_limit_bytes: Option<u64>,
+    ) -> Self {
         let config = LenderConfig {
             quota_bytes: quota_slabs * SIZE,
             headroom_bytes: HEADROOM_SLABS * SIZE,
+            machine_limit_bytes,
             prepared_count,
             slab_size_hint_bytes: SIZE,
             seed,
         };
         Self {
+            machine: Machine::Here,
             lender: Lender::new(config, sample(MACHINE_SLABS)),
             now,
             memory: BTreeMap::new(),
@@ -208,7 +229,7 @@ impl World {
         let mut secret = [0; 32];
         secret[..8].copy_from_slice(&session.0.to_le_bytes());
         let resume = SessionToken(secret);
-        self.feed(Input::Opened(Opening { session, hello, passes_descriptors: true, resume }));
+        self.feed(Input::Opened(Opening { session, hello, machine: self.machine, passes_descriptors: true, resume }));
         session
     }
 

@@ -3,4 +3,5 @@
 mod life;
 mod random_inputs;
 mod recalls;
+mod sites;
 mod world;

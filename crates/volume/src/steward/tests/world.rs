@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Message;
+use spillway_fabric::site::Site;
 use spillway_fabric::units::{DonorId, SlabHandle, SlabIndex};
 
 use super::super::care::Finding;
@@ -56,6 +57,7 @@ impl Pages for Model {
 /// A donor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Donor {
+    pub(super) site: Site,
     pub(super) session: Option<SessionNumber>,
     sessions: u64,
     pub(super) room_slabs: u64,
@@ -131,7 +133,7 @@ impl World {
         donor.session = Some(session);
         donor.next_handle = 0;
         let (identity, free_bytes) = (DonorId(donor.identity), donor.room_slabs * SIZE);
-        let link = Link { session, identity, free_bytes, slabs_held: 0 };
+        let link = Link { session, identity, free_bytes, slabs_held: 0, site: donor.site.clone() };
         self.feed(Input::Up { donor: DonorSlot(index as u16), link });
     }
 
