@@ -17,6 +17,7 @@
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
 //!   `pager/prefetching.rs`: pages that come along.
+//! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer one after the other.
 //! - `both_ways/chaos.rs`, `both_ways/cut_off.rs`: donors die, stop and come back, cables are pulled and disks are
 //!   full, shared too; `pager/lost_copies.rs`: no other process had them; `pager/violence.rs`, `pager/families.rs`: the
 //!   pager and programs are killed, alone and with forked children; `both_ways/left_behind.rs`: a program alone,
@@ -47,6 +48,7 @@ mod pager {
     mod hostile;
     mod locked;
     mod lost_copies;
+    mod many_machines;
     mod ordinary_user;
     mod prefetching;
     mod refused;

@@ -183,11 +183,10 @@ impl Stage {
         }
     }
 
-    /// The sockets of the entry of a donor, by its name.
+    /// The sockets of the entry of a donor, by its name; none before it has one.
     pub(crate) fn sockets(&self, donor: &str) -> Vec<PathBuf> {
         let entry = self.registry.path().join("r").join(format!("donor-{donor}"));
-        let files =
-            fs::read_dir(entry).expect("a donor has an entry").map(|file| file.expect("it can be listed").path());
+        let files = fs::read_dir(entry).into_iter().flatten().map(|file| file.expect("it can be listed").path());
         files.filter(|path| path.ends_with("donor.sock")).collect()
     }
 

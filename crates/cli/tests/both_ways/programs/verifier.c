@@ -9,7 +9,8 @@
  * Only the first kind of child ends with its parent; the others end after some minutes by themselves, whatever happens.
  *
  * The versions it expects are kept in locked memory, so that they do not depend on what is tested. Prints "ready" when all
- * pages were written once, and at the end "pages N wrong 0". Any wrong word ends it with status 1. SIGUSR1 is the end before its time.
+ * pages were written once, and at the end "pages N wrong 0, longest wait M us": the longest that one page of the work took. Any
+ * wrong word ends it with status 1. SIGUSR1 is the end before its time.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -105,7 +106,15 @@ struct pages {
     uint32_t *versions;
     size_t count;
     uint64_t seed;
+    /* The longest that one page took, but for the look at all of them. */
+    uint64_t longest_us;
 };
+
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+}
 
 static size_t check(struct pages *pages, size_t page) {
     return wrong_words((uint64_t *)(pages->memory + page * PAGE), pages->seed, page, pages->versions[page]);
@@ -120,10 +129,13 @@ static size_t check_all(struct pages *pages) {
 /* Looks at some pages, and writes half of them. */
 static size_t work(struct pages *pages) {
     size_t wrong = 0;
-    for (int turn = 0; turn < 256; turn++) {
+    uint64_t before = now_us(), after;
+    for (int turn = 0; turn < 256; turn++, before = after) {
         size_t page = next() % pages->count;
         wrong += check(pages, page);
         if (next() % 2) write_page((uint64_t *)(pages->memory + page * PAGE), pages->seed, page, ++pages->versions[page]);
+        after = now_us();
+        if (after - before > pages->longest_us) pages->longest_us = after - before;
     }
     return wrong;
 }
@@ -190,6 +202,9 @@ int main(int count, char **arguments) {
     /* One that is left behind waits for this end. */
     for (size_t i = 0; i < CHILDREN && !is_child && !left; i++)
         if (children[i] > 0) wrong += end_child(children[i]);
-    if (!is_child || left) printf("%spages %zu wrong %zu\n", is_child ? "child " : "", pages.count, wrong);
+    if (!is_child || left) {
+        printf("%spages %zu wrong %zu", is_child ? "child " : "", pages.count, wrong);
+        printf(", longest wait %llu us\n", (unsigned long long)pages.longest_us);
+    }
     return wrong > 0;
 }
