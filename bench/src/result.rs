@@ -71,6 +71,11 @@ pub const PER_CENT: Unit = Unit { sign: "%", better: Better::Higher };
 /// A part of a whole that had better be small.
 pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower };
 
+/// Control messages.
+pub const MESSAGES: Unit = Unit { sign: "messages", better: Better::Lower };
+/// One amount as a multiple of another.
+pub const TIMES: Unit = Unit { sign: "x", better: Better::Lower };
+
 /// The unit with this sign.
 pub fn unit_of(sign: &str) -> Option<Unit> {
     let all = [MICROSECONDS, SECONDS, MIB_PER_SECOND, MEBIBYTES, REQUESTS_PER_SECOND, CPU_SECONDS_PER_GIB, MIB_PER_GIB];

@@ -19,6 +19,7 @@
 //! | [`eager_eviction`] | what it brings that pages which streams have passed leave first, on recorded traces |
 //! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
 //! | [`replacement`] | which page leaves, on recorded traces |
+//! | [`cluster_balance`] | how evenly a simulated cluster's memory is used, by how many donors are asked |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -26,6 +27,7 @@
 //! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study
 //! early.
 
+pub mod cluster_balance;
 pub mod cost;
 pub mod dcm;
 pub mod device;
@@ -103,7 +105,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 21] = [
+pub const ALL: [&dyn Study; 22] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -117,6 +119,7 @@ pub const ALL: [&dyn Study; 21] = [
     &replacement::ReplacementStudy,
     &prefetching::PrefetchingStudy,
     &eager_eviction::EagerEvictionStudy,
+    &cluster_balance::ClusterBalanceStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,

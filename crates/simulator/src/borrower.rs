@@ -49,6 +49,7 @@ impl Borrower {
             replicas: settings.replicas.into(),
             has_disk: settings.has_disk,
             mapping: MappingPolicy::OnDemand,
+            choices: settings.choices,
             seed: settings.seed ^ identity.wrapping_mul(0x9E37_79B9_7F4A_7C15),
         };
         Self {

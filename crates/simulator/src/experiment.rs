@@ -28,7 +28,7 @@ const HEADROOM_SLABS: u64 = 256;
 const CONTAINERS_PER_32_MACHINES: u64 = 90;
 
 /// Donors of a machine, however many there are.
-const ACTIVE_DONORS: usize = 16;
+pub const ACTIVE_DONORS: usize = 16;
 
 /// Simulated time until everything is placed: the largest volume is written in half of it.
 const FILL_TIME: Duration = Duration::from_secs(60);
@@ -136,8 +136,8 @@ fn plan(loads: &[Load]) -> Vec<f64> {
     used.into_iter().map(|used| used as f64 / MEMORY_SLABS as f64).collect()
 }
 
-/// Runs the experiment on so many machines.
-pub fn run(machines: u32, seed: u64) -> Findings {
+/// Runs the experiment on so many machines; so many donors are asked for each slab.
+pub fn run(machines: u32, choices: usize, seed: u64) -> Findings {
     let mut random = XorShift::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let loads = draw_loads(machines, &mut random);
     let settings = Settings {
@@ -147,6 +147,7 @@ pub fn run(machines: u32, seed: u64) -> Findings {
         headroom_slabs: HEADROOM_SLABS,
         volume_slabs: 0,
         donors: ACTIVE_DONORS,
+        choices,
         replicas: 1,
         has_disk: false,
         storm: FILL_TIME,

@@ -6,6 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use spillway_simulator::cluster::Cluster;
 use spillway_simulator::settings::Settings;
+use spillway_volume::limits::PLACEMENT_CHOICES;
 
 /// Simulates clusters under faults with the decision code of the product
 #[derive(Parser)]
@@ -25,13 +26,17 @@ struct Arguments {
     /// Instead of storms: containers on so many machines, and how evenly memory is used
     #[arg(long)]
     experiment: bool,
+    /// Of an experiment: donors that are asked for each slab
+    #[arg(long, default_value_t = PLACEMENT_CHOICES)]
+    choices: usize,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let started = Instant::now();
     if arguments.experiment {
-        println!("{:#?}", spillway_simulator::experiment::run(arguments.machines.unwrap_or(32), arguments.seed));
+        let machines = arguments.machines.unwrap_or(32);
+        println!("{:#?}", spillway_simulator::experiment::run(machines, arguments.choices.max(1), arguments.seed));
         return ExitCode::SUCCESS;
     }
     for seed in arguments.seed..arguments.seed + arguments.runs {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use spillway_fabric::site::Site;
+use spillway_volume::limits::PLACEMENT_CHOICES;
 
 /// Bytes of a slab, as in the product.
 pub const SLAB_SIZE_BYTES: u64 = 32 << 20;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub volume_slabs: u32,
     /// Donors that a borrower knows, drawn from all.
     pub donors: usize,
+    /// Donors drawn and asked for each copy.
+    pub choices: usize,
     /// Copies of a slab at donors.
     pub replicas: u8,
     /// Whether each volume has a copy on disk.
@@ -50,6 +53,7 @@ impl Settings {
             headroom_slabs: 6,
             volume_slabs: 14,
             donors: 6,
+            choices: PLACEMENT_CHOICES,
             replicas: 1 + (seed % 3) as u8,
             has_disk: (seed / 3).is_multiple_of(2),
             storm: Duration::from_secs(60),

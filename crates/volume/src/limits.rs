@@ -150,6 +150,10 @@ pub const FREE_INTERVAL: Duration = Duration::from_secs(1);
 /// The same while no donor has room: writes may wait for memory then.
 pub const FREE_INTERVAL_FULL: Duration = Duration::from_millis(200);
 
+/// Donors that are drawn and asked for each copy: the power of two choices (Infiniswap, NSDI'17, section 4.3;
+/// Mitzenmacher). Three are somewhat more even and cost 12 % more messages a slab (docs/decisions/steward.md).
+pub const PLACEMENT_CHOICES: usize = 2;
+
 /// Placements that go on at one time. More would draw by answers that the other placements are about to change.
 pub const PLACEMENTS_MAX: usize = 4;
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::units::SlabIndex;
 
 use super::ManagerState;
+use crate::limits::PLACEMENT_CHOICES;
 use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 use crate::steward::donors::DonorView;
@@ -57,6 +58,7 @@ impl Decisions {
             replicas: volume.redundancy.replicas.into(),
             has_disk: volume.redundancy.disk,
             mapping: volume.mapping,
+            choices: PLACEMENT_CHOICES,
             seed,
         };
         let steward = Steward::new(config, volume.geometry.slab_count);

@@ -234,6 +234,9 @@ pub struct StewardConfig {
     pub has_disk: bool,
     /// When a slab gets its donor.
     pub mapping: MappingPolicy,
+    /// Donors that are drawn and asked for each copy, at least one: [`PLACEMENT_CHOICES`](crate::limits::PLACEMENT_CHOICES)
+    /// but for experiments.
+    pub choices: usize,
     /// Of its randomness.
     pub seed: u64,
 }

@@ -28,24 +28,22 @@ pub trait Random {
     fn below(&mut self, bound: usize) -> usize;
 }
 
-/// Draws two of `candidates`, or all if there are fewer. Which has more room is asked afterwards.
-pub fn draw(candidates: &[Candidate], random: &mut dyn Random) -> Vec<DonorSlot> {
+/// Draws `choices` of the best `candidates`, or all if there are fewer. Which has more room is asked afterwards.
+pub fn draw(candidates: &[Candidate], choices: usize, random: &mut dyn Random) -> Vec<DonorSlot> {
     let farthest = candidates.iter().map(|candidate| candidate.separation).max();
     let far = || candidates.iter().filter(|candidate| Some(candidate.separation) == farthest);
     let fresh: Vec<DonorSlot> =
         far().filter(|candidate| candidate.slabs_held == 0).map(|candidate| candidate.donor).collect();
     let all = || far().map(|candidate| candidate.donor).collect();
-    let from: Vec<DonorSlot> = if fresh.is_empty() { all() } else { fresh };
-    if from.is_empty() { Vec::new() } else { draw_two(&from, random) }
-}
-
-fn draw_two(from: &[DonorSlot], random: &mut dyn Random) -> Vec<DonorSlot> {
-    let first = random.below(from.len());
-    if from.len() == 1 {
-        return vec![from[first]];
+    let mut from: Vec<DonorSlot> = if fresh.is_empty() { all() } else { fresh };
+    let drawn = choices.min(from.len());
+    // The first steps of a shuffle (Fisher and Yates).
+    for place in 0..drawn {
+        let other = place + random.below(from.len() - place);
+        from.swap(place, other);
     }
-    let second = (first + 1 + random.below(from.len() - 1)) % from.len();
-    vec![from[first], from[second]]
+    from.truncate(drawn);
+    from
 }
 
 /// A small generator (xorshift64*, Vigna 2016): placement needs spread, not secrecy.
@@ -86,8 +84,8 @@ mod tests {
             at(2, 5, Separation::Zones),
             at(3, 0, Separation::Racks),
         ];
-        assert!((0..50).all(|seed| draw(&candidates, &mut XorShift::new(seed)) == [DonorSlot(2)]));
-        let mut drawn = draw(&[candidates[0], candidates[1], candidates[3]], &mut XorShift::new(7));
+        assert!((0..50).all(|seed| draw(&candidates, 2, &mut XorShift::new(seed)) == [DonorSlot(2)]));
+        let mut drawn = draw(&[candidates[0], candidates[1], candidates[3]], 2, &mut XorShift::new(7));
         drawn.sort_unstable();
         assert_eq!(drawn, [DonorSlot(1), DonorSlot(3)], "no zone is left, so other racks");
     }
@@ -95,7 +93,7 @@ mod tests {
     #[test]
     fn donors_that_hold_nothing_of_the_volume_come_first() {
         let candidates = [candidate(0, 3), candidate(1, 0), candidate(2, 1)];
-        assert!((0..50).all(|seed| draw(&candidates, &mut XorShift::new(seed)) == [DonorSlot(1)]));
+        assert!((0..50).all(|seed| draw(&candidates, 2, &mut XorShift::new(seed)) == [DonorSlot(1)]));
     }
 
     #[test]
@@ -105,8 +103,7 @@ mod tests {
             let mut candidates: Vec<Candidate> = (0..32).map(|donor| candidate(donor, 1)).collect();
             let mut random = XorShift::new(99);
             for _ in 0..320 {
-                let mut drawn = draw(&candidates, &mut random);
-                drawn.truncate(choices);
+                let drawn = draw(&candidates, choices, &mut random);
                 let held = |donor: &DonorSlot| candidates[usize::from(donor.0)].slabs_held;
                 let donor = *drawn.iter().min_by_key(|donor| held(donor)).unwrap();
                 candidates[usize::from(donor.0)].slabs_held += 1;
@@ -122,7 +119,7 @@ mod tests {
             let candidates: Vec<Candidate> =
                 held.iter().enumerate().map(|(donor, held)| candidate(donor as u16, *held)).collect();
             let fresh = held.iter().filter(|held| **held == 0).count();
-            let drawn = draw(&candidates, &mut XorShift::new(seed));
+            let drawn = draw(&candidates, 2, &mut XorShift::new(seed));
             let expected = if fresh > 0 { fresh } else { held.len() };
             prop_assert_eq!(drawn.len(), expected.min(2));
             prop_assert!(drawn.len() < 2 || drawn[0] != drawn[1]);

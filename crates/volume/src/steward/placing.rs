@@ -324,7 +324,7 @@ impl Placement {
     /// Draws among the donors that are left, and asks them; false when there is none.
     fn draw(&mut self, slab: SlabIndex, context: &mut Context<'_>) -> bool {
         let candidates = self.candidates(slab, context);
-        let drawn = placement::draw(&candidates, context.random as &mut dyn Random);
+        let drawn = placement::draw(&candidates, context.config.choices, context.random as &mut dyn Random);
         match drawn[..] {
             [] => return false,
             // A question would change nothing.

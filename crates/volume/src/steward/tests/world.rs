@@ -12,7 +12,7 @@ use spillway_fabric::units::{DonorId, SlabHandle, SlabIndex};
 use super::super::care::Finding;
 use super::super::pages::Pages;
 use super::super::{Input, Lease, Link, Note, Output, SessionNumber, Steward, StewardConfig};
-use crate::limits::COPIES_MAX;
+use crate::limits::{COPIES_MAX, PLACEMENT_CHOICES};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::slab_entry::{CopyLocations, DonorSlot, Location};
 
@@ -93,7 +93,8 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(replicas: usize, has_disk: bool, slabs: usize, rooms: &[u64]) -> Self {
-        let config = StewardConfig { replicas, has_disk, mapping: MappingPolicy::OnDemand, seed: 7 };
+        let config =
+            StewardConfig { replicas, has_disk, mapping: MappingPolicy::OnDemand, choices: PLACEMENT_CHOICES, seed: 7 };
         let donor =
             |(index, room): (usize, &u64)| Donor { room_slabs: *room, identity: index as u128, ..Donor::default() };
         let mut world = Self {
