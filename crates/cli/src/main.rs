@@ -37,6 +37,7 @@ mod run;
 mod size;
 mod status;
 mod status_socket;
+mod staying_report;
 mod swap_area;
 mod swap_command;
 mod top;

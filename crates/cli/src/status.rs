@@ -16,6 +16,7 @@ use crate::prefetch_report;
 use crate::registry::{Found, Kind, Registry};
 use crate::size::human;
 use crate::status_socket;
+use crate::staying_report;
 
 /// One thing of ours.
 #[derive(Clone, Debug, Serialize)]
@@ -322,6 +323,15 @@ fn describe_pager(text: &mut String, item: &Item) {
         count("pages_out_dirty"),
         count("pages_out_clean"),
     );
+    for line in item
+        .report
+        .pointer("/pager/pager")
+        .map(|pager| staying_report::describe(pager, "staying"))
+        .into_iter()
+        .flatten()
+    {
+        let _ = writeln!(text, "  {line}");
+    }
     describe_donors(text, item.report.pointer("/pager/device/donors"));
 }
 
@@ -397,12 +407,15 @@ mod tests {
     fn a_run_tells_how_its_memory_comes_and_what_the_pager_did() {
         let donor = json!({"address": "a:1", "state": "connected", "transport": "shm", "slabs": 3});
         let report = json!({"local": "50%", "footprint_bytes": 64 << 20, "via": {"way": "pager", "reason": "asked for"},
-            "pager": {"device": {"health": "ok", "donors": [donor]}, "pager": {"fill": {"count": 7}}}});
+            "pager": {"device": {"health": "ok", "donors": [donor]}, "pager": {"fill": {"count": 7}, "staying": {"memfd_bytes": 5 << 20}}}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Run, report));
-        for expected in
-            ["memory comes by pager (asked for)", "health: ok; faults: 7 filled", "donor a:1: connected shm"]
-        {
+        for expected in [
+            "memory comes by pager (asked for)",
+            "health: ok; faults: 7 filled",
+            "donor a:1: connected shm",
+            "5 MiB of memfd",
+        ] {
             assert!(text.contains(expected), "{text}");
         }
     }

@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 63] = [
+const DECISIONS: [&str; 65] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -245,6 +245,8 @@ const DECISIONS: [&str; 63] = [
     "crates/pager/src/page_table/mod.rs",
     "crates/pager/src/mappings/events.rs",
     "crates/pager/src/mappings/maps.rs",
+    "crates/pager/src/mappings/staying_kinds.rs",
+    "crates/pager/src/mappings/staying_tally.rs",
     "crates/pager/src/evict/staging.rs",
     "crates/pager/src/evict/choose.rs",
     "crates/pager/src/fork/reservations.rs",

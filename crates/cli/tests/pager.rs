@@ -14,7 +14,8 @@
 //!   no process of, `pager/users_programs.rs`: programs that start others in unusual ways, `pager/users_shares.rs`: at
 //!   half and a quarter; `pager/descriptors.rs`: many programs at once; `pager/bare_exits.rs`: programs whose ends no
 //!   library hears of; `pager/threads.rs`: what they have more than they started; `pager/back_pressure.rs`: who
-//!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/refused.rs`: programs
+//!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/staying.rs`: and of
+//!   memory that stays local; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
 //!   `pager/prefetching.rs`: pages that come along.
 //! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer one after the other.
@@ -54,6 +55,7 @@ mod pager {
     mod refused;
     mod sanitizers;
     mod slow_donors;
+    mod staying;
     mod threads;
     mod told;
     mod users_forks;

@@ -25,6 +25,7 @@ use crate::fault::recording::FaultRecording;
 use crate::fork::reservations::ForkReservations;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
+use crate::mappings::staying_tally::StayingReport;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
 use crate::statistics::{Counters, PagerStatistics};
@@ -59,6 +60,8 @@ pub struct PagerState {
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
     failures: Mutex<VecDeque<String>>,
+    /// What stays local, for the statistics.
+    pub staying: Mutex<StayingReport>,
     next_space: AtomicU32,
     /// Pages that are to come back without a fault.
     wanted: Mutex<Vec<Wanted>>,
@@ -87,6 +90,7 @@ impl PagerState {
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
+            staying: Mutex::default(),
             next_space: AtomicU32::new(0),
             wanted: Mutex::default(),
             call_notices: Mutex::default(),
@@ -256,7 +260,7 @@ impl PagerState {
 
     /// Everything that was counted so far.
     pub fn report(&self) -> PagerStatistics {
-        self.counters.report(self.budget.bytes(), self.failures())
+        self.counters.report(self.budget.bytes(), &lock(&self.staying), self.failures())
     }
 
     /// What went wrong so far.

@@ -6,6 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use spillway_block::latency::{LatencyHistogram, LatencyStatus};
 
+use crate::mappings::staying_kinds::StayingBytes;
+use crate::mappings::staying_tally::{StayingProgram, StayingReport};
+
 /// What a fault needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
@@ -49,10 +52,19 @@ pub struct PagerStatistics {
     pub local_bytes: u64,
     /// The largest [`PagerStatistics::local_bytes`] seen.
     pub local_bytes_peak: u64,
-    /// The most memory that one program had and that could not leave (protected, main stack, changed pages of files,
-    /// locked, merged), as far as the survey looked: while the programs had more than their budget.
+    /// The most memory of its own that one program had and that could not leave: of the kinds that count in the
+    /// budget ([`StayingKind::is_in_budget`](crate::mappings::staying_kinds::StayingKind::is_in_budget)).
     #[serde(default)]
     pub staying_bytes_peak: u64,
+    /// What stayed local of all programs when it was last counted, by kind; objects that several map count once.
+    #[serde(default)]
+    pub staying: StayingBytes,
+    /// The most of each kind so far.
+    #[serde(default)]
+    pub staying_peak: StayingBytes,
+    /// The programs of which most stayed local, also such as have ended; each when it had the most.
+    #[serde(default)]
+    pub staying_programs: Vec<StayingProgram>,
     /// Bytes whose only copy is not in the programs' memory.
     pub lent_bytes: u64,
     /// The budget now.
@@ -181,7 +193,7 @@ impl Counters {
     }
 
     /// Everything so far.
-    pub(crate) fn report(&self, budget_bytes: u64, failures: Vec<String>) -> PagerStatistics {
+    pub(crate) fn report(&self, budget_bytes: u64, staying: &StayingReport, failures: Vec<String>) -> PagerStatistics {
         let kind = |kind: FaultKind| {
             let counters = &self.kinds[kind as usize];
             FaultStatistics { count: counters.count.load(Ordering::Relaxed), latency: counters.latency.status() }
@@ -197,6 +209,9 @@ impl Counters {
             local_bytes: self.local_bytes.get(),
             local_bytes_peak: self.local_bytes_peak.get(),
             staying_bytes_peak: self.staying_bytes_peak.get(),
+            staying: staying.now,
+            staying_peak: staying.peak,
+            staying_programs: staying.programs.clone(),
             lent_bytes: self.lent_pages.get() * spillway_fabric::units::PAGE_SIZE_BYTES as u64,
             budget_bytes,
             budget_bytes_peak: self.budget_bytes_peak.get(),
@@ -233,7 +248,7 @@ mod tests {
         counters.fault(FaultKind::Fill, Duration::from_micros(10));
         counters.fault(FaultKind::Fill, Duration::from_micros(30));
         counters.fault(FaultKind::Write, Duration::from_micros(2));
-        let report = counters.report(0, Vec::new());
+        let report = counters.report(0, &StayingReport::default(), Vec::new());
         assert_eq!((report.fill.count, report.staged.count, report.zero.count, report.write.count), (2, 0, 0, 1));
         assert!((report.lost_seconds - 42e-6).abs() < 1e-9);
         assert!(report.fill.latency.max_us > report.fill.latency.p50_us / 2.0);
@@ -243,7 +258,7 @@ mod tests {
     fn refault_distances_are_counted_in_powers_of_four() {
         let counters = Counters::default();
         [0, 1, 3, 4, 15, 16, u32::MAX].into_iter().for_each(|distance| counters.refault(distance));
-        let refaults = counters.report(0, Vec::new()).refaults;
+        let refaults = counters.report(0, &StayingReport::default(), Vec::new()).refaults;
         assert_eq!(&refaults[..4], &[3, 2, 1, 0]);
         assert_eq!(refaults[15], 1);
     }

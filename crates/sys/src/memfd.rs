@@ -84,6 +84,12 @@ impl Memfd {
         Ok(fs::fstat(&self.descriptor)?.st_blocks.unsigned_abs() * 512)
     }
 
+    /// The device number (major, minor) of the file system that all such files lie in, as `/proc/PID/maps` has it.
+    pub fn device_number(&self) -> io::Result<(u32, u32)> {
+        let device = fs::fstat(&self.descriptor)?.st_dev;
+        Ok((fs::major(device), fs::minor(device)))
+    }
+
     /// A second descriptor of the same file.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { descriptor: self.descriptor.try_clone()?, length_bytes: self.length_bytes })

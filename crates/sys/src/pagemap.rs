@@ -69,6 +69,8 @@ pub struct Query {
     pub none_of: Categories,
     /// What regions say of their pages; runs are split where it differs.
     pub report: Categories,
+    /// The scan ends after so many such pages; 0: no bound. It bounds how long one call takes.
+    pub pages_max: u64,
 }
 
 /// What a scan found.
@@ -76,7 +78,7 @@ pub struct Query {
 pub struct Scan {
     /// Regions filled, in order of address.
     pub regions: usize,
-    /// The address that was looked at up to; less than the range's end when the regions were used up.
+    /// The address that was looked at up to; less than the range's end when the regions or the pages were used up.
     pub end: u64,
 }
 
@@ -122,7 +124,7 @@ impl Pagemap {
             walk_end: 0,
             regions: regions.as_mut_ptr() as u64,
             regions_length: regions.len() as u64,
-            pages_max: 0,
+            pages_max: query.pages_max,
             // A page matches when (what it is, inverted) has all of the mask, so unwanted ones are inverted and
             // required.
             inverted: query.none_of.0,

@@ -11,6 +11,7 @@ use crate::arguments::RunArguments;
 use crate::failure::Failure;
 use crate::prefetch_report;
 use crate::size::human;
+use crate::staying_report;
 
 /// A run, told at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -128,6 +129,10 @@ impl Statistics {
             self.traffic("read_latency/p99_us"),
             memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
         ) + &self.faults().unwrap_or_default()
+            + &staying_report::describe(&self.paging.pager, "staying_peak")
+                .into_iter()
+                .map(|line| format!("spillway: {line}\n"))
+                .collect::<String>()
             + &prefetch_report::describe(&self.paging.prefetch)
                 .map(|line| format!("spillway: {line}\n"))
                 .unwrap_or_default()
@@ -207,6 +212,10 @@ mod tests {
             text.ends_with("spillway: faults: 12 fill (6/20 us), 0 staged, 0 zero, 0 write; 0.12 s lost in them\n"),
             "{text}"
         );
+        statistics.paging.pager["staying_peak"] = json!({"shared_anonymous_bytes": 9 << 20});
+        let text = statistics.summary();
+        let line = "spillway: stayed local (most of each kind), beside the budget: 9 MiB of shared anonymous memory\n";
+        assert!(text.ends_with(line), "{text}");
     }
 
     #[test]

@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
-
 use crate::page_table::ranges::Ranges;
 
 /// One line of the maps.
@@ -109,70 +107,22 @@ fn is_beside_protected(maps: &[Mapped], index: usize) -> bool {
         .any(|other| other.range.end == range.start || other.range.start == range.end)
 }
 
-/// Memory of a program that is in memory, is its own, and cannot be paged, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Staying {
-    /// In anonymous mappings that may not be written.
-    pub protected_bytes: u64,
-    /// On the main stack, which the kernel grows.
-    pub stack_bytes: u64,
-    /// Changed pages of private mappings of files.
-    pub file_bytes: u64,
-    /// Locked (mlock(2)).
-    pub locked_bytes: u64,
-    /// Merged with equal pages (`Documentation/admin-guide/mm/ksm.rst`), which `UFFDIO_MOVE` refuses.
-    pub merged_bytes: u64,
-}
-
-impl Staying {
-    /// All of it.
-    pub fn total_bytes(&self) -> u64 {
-        self.protected_bytes + self.stack_bytes + self.file_bytes + self.locked_bytes + self.merged_bytes
-    }
-}
-
-/// What stays, by the text of `/proc/PID/smaps`, where pages of zeroes look like merged ones, and the text of
-/// `/proc/PID/ksm_merging_pages`.
-pub fn staying(smaps: &str, merged_pages: &str) -> Staying {
-    /// One mapping, as far as it was read.
-    #[derive(Default)]
-    struct Current {
-        is_stack: bool,
-        is_of_file: bool,
-        is_pageable: bool,
-        anonymous_bytes: u64,
-    }
-    let merged_bytes = merged_pages.trim().parse::<u64>().unwrap_or(0) * PAGE_SIZE_BYTES as u64;
-    let (mut all, mut current) = (Staying { merged_bytes, ..Staying::default() }, Current::default());
+/// Bytes of locked memory (mlock(2)) that could be paged otherwise, by the text of `/proc/PID/smaps`.
+pub fn locked_bytes(smaps: &str) -> u64 {
+    let (mut locked, mut is_pageable, mut anonymous) = (0, false, 0);
     for line in smaps.lines() {
-        let kibibytes = |line: &str, name: &str| {
-            let value = line.strip_prefix(name)?.trim_start_matches(':').trim().strip_suffix(" kB")?;
-            Some(value.trim().parse::<u64>().ok()? * 1024)
-        };
         if let Some(mapped) = parse_line(line) {
-            let mut fields = line.split_ascii_whitespace().skip(1);
-            let is_private = fields.next().is_some_and(|permissions| permissions.ends_with('p'));
-            let (inode, name) = (fields.nth(2).unwrap_or("0"), fields.next().unwrap_or_default());
-            current = Current {
-                is_stack: name == "[stack]",
-                is_of_file: is_private && inode != "0",
-                is_pageable: mapped.is_pageable,
-                ..Current::default()
-            };
-        } else if let Some(bytes) = kibibytes(line, "Anonymous:") {
-            current.anonymous_bytes = bytes;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let is_locked = flags.split_ascii_whitespace().any(|flag| flag == "lo");
-            *match &current {
-                Current { is_stack: true, .. } => &mut all.stack_bytes,
-                Current { is_of_file: true, .. } => &mut all.file_bytes,
-                Current { is_pageable: false, .. } => &mut all.protected_bytes,
-                _ if is_locked => &mut all.locked_bytes,
-                _ => continue,
-            } += current.anonymous_bytes;
+            (is_pageable, anonymous) = (mapped.is_pageable, 0);
+        } else if let Some(value) = line.strip_prefix("Anonymous:").and_then(|rest| rest.trim().strip_suffix(" kB")) {
+            anonymous = value.trim().parse::<u64>().unwrap_or(0) * 1024;
+        } else if let Some(flags) = line.strip_prefix("VmFlags:")
+            && is_pageable
+            && flags.split_ascii_whitespace().any(|flag| flag == "lo")
+        {
+            locked += anonymous;
         }
     }
-    all
+    locked
 }
 
 /// The ranges with MADV_WIPEONFORK (`wf` among the flags of `/proc/PID/smaps`).
@@ -216,32 +166,20 @@ no line at all
     }
 
     #[test]
-    fn what_stays_is_told_apart() {
+    fn locked_memory_is_what_could_be_paged_otherwise() {
         let mapping = |head: &str, anonymous: u64, flags: &str| {
             format!(
                 "{head}\nRss: 99 kB\nAnonymous: {anonymous} kB\nKSM: 40 kB\nAnonHugePages: 8 kB\nVmFlags: rd {flags}\n"
             )
         };
         let smaps = [
-            mapping("55d0c0001000-55d0c0002000 rw-p 00001000 fe:01 1234 /usr/bin/program", 4, "wr"),
+            mapping("55d0c0001000-55d0c0002000 rw-p 00001000 fe:01 1234 /usr/bin/program", 4, "wr lo"),
             mapping("55d0c1000000-55d0c1021000 rw-p 00000000 00:00 0 [heap]", 1000, "wr"),
-            mapping("7f0000000000-7f0000021000 rw-p 00000000 00:00 0", 500, "wr mg"),
             mapping("7f0001000000-7f0001021000 rw-p 00000000 00:00 0", 300, "wr lo"),
-            mapping("7f0002000000-7f0002021000 r--p 00000000 00:00 0", 200, ""),
-            mapping("7f0003000000-7f0003021000 ---p 00000000 00:00 0", 100, ""),
-            mapping("7f0010000000-7f0010100000 rw-s 00000000 00:01 77 /dev/zero (deleted)", 0, "wr"),
-            mapping("7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]", 64, "wr gd"),
+            mapping("7f0002000000-7f0002021000 r--p 00000000 00:00 0", 200, "lo"),
         ];
-        let kibibytes = |count: u64| count * 1024;
-        let expected = Staying {
-            protected_bytes: kibibytes(300),
-            stack_bytes: kibibytes(64),
-            file_bytes: kibibytes(4),
-            locked_bytes: kibibytes(300),
-            merged_bytes: kibibytes(40),
-        };
-        assert_eq!(staying(&smaps.concat(), "10\n"), expected);
-        assert_eq!(staying("nonsense", ""), Staying::default());
+        assert_eq!(locked_bytes(&smaps.concat()), 300 << 10);
+        assert_eq!(locked_bytes("nonsense"), 0);
     }
 
     #[test]

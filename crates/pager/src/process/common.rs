@@ -162,7 +162,7 @@ fn of(process: u32, members: &[Member]) -> Option<Member> {
 }
 
 /// What this thread has used of a CPU: waiting for one, or for a lock, costs nothing.
-fn cpu_time() -> Duration {
+pub(super) fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(used).unwrap_or_default()
 }

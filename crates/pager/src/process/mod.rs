@@ -11,7 +11,7 @@
 //!   for them.
 //! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
-//!   memory is counted; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs
+//!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger
 //!   has stopped.
 
@@ -236,7 +236,7 @@ impl Survey {
             calls,
             own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
-            staying: StayingLook::default(),
+            staying: StayingLook::new()?,
             unpaged: Unpaged::default(),
             traced: Traced::default(),
             common: Common::default(),
@@ -332,9 +332,9 @@ impl Survey {
             self.start_evictors(now);
             self.make_pause(now);
             self.bring_back_for_debuggers(now);
-            self.tell_of_staying(now);
         }
         self.end_evictors_left_alone();
+        self.count_staying(now);
         self.tell_of_sharing(now);
         self.tell_of_unpaged(now);
     }

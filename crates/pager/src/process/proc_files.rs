@@ -12,7 +12,7 @@ use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
-use crate::mappings::maps::{Staying, staying};
+use crate::mappings::maps::locked_bytes;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::process::control_blocks::ControlBlocks;
 
@@ -84,11 +84,31 @@ impl Process {
         regions.iter().take(found).map(|region| region.end - region.start).sum()
     }
 
-    /// What it has in memory that cannot be paged (a walk of its page tables); `None` when it has ended.
-    pub fn staying(&self) -> Option<Staying> {
-        let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.number));
-        // Kernels without KSM have no such file.
-        Some(staying(&read("smaps").ok()?, &read("ksm_merging_pages").unwrap_or_default()))
+    /// Its name; `None` when it has ended.
+    pub fn name(&self) -> Option<String> {
+        Some(fs::read_to_string(format!("/proc/{}/comm", self.number)).ok()?.trim_end().to_owned())
+    }
+
+    /// The file systems that it sees, as text (proc_pid_mountinfo(5)).
+    pub fn mounts(&self) -> io::Result<String> {
+        fs::read_to_string(format!("/proc/{}/mountinfo", self.number))
+    }
+
+    /// Bytes of its memory that are locked (mlock(2)) and could be paged otherwise. Which these are only a walk of its
+    /// page tables tells; if `is_walked` is false, or it is another user's, all locked memory that it may have counts.
+    pub fn locked_bytes(&self, is_walked: bool) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).unwrap_or_default();
+        let most = bytes_of(&status, "VmLck").unwrap_or(0).min(bytes_of(&status, "RssAnon").unwrap_or(0));
+        if most == 0 || !is_walked {
+            return most;
+        }
+        smaps(self.number).map_or(most, |text| locked_bytes(&text))
+    }
+
+    /// Bytes of its memory that the kernel merged with equal pages; none on kernels without KSM.
+    pub fn merged_bytes(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/ksm_merging_pages", self.number)).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0) * PAGE_SIZE_BYTES as u64
     }
 
     /// Its mappings.
