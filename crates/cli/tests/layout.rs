@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 65] = [
+const DECISIONS: [&str; 68] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -247,6 +247,9 @@ const DECISIONS: [&str; 65] = [
     "crates/pager/src/mappings/maps.rs",
     "crates/pager/src/mappings/staying_kinds.rs",
     "crates/pager/src/mappings/staying_tally.rs",
+    "crates/pager/src/shared_objects/mod.rs",
+    "crates/pager/src/shared_objects/object.rs",
+    "crates/pager/src/shared_objects/page.rs",
     "crates/pager/src/evict/staging.rs",
     "crates/pager/src/evict/choose.rs",
     "crates/pager/src/fork/reservations.rs",
