@@ -13,14 +13,40 @@ use crate::links::LinkId;
 use crate::settings::Settings;
 use crate::volume::ModelVolume;
 
+/// What a slot is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A donor in use.
+    Used,
+    /// A donor that is being removed.
+    Leaving,
+    /// No donor.
+    Free,
+}
+
 /// A donor that a borrower knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
+    /// Whether it is one.
+    pub(crate) place: Place,
     /// Its machine.
     pub(crate) machine: usize,
     /// The link to it, open or being opened.
     pub(crate) link: Option<LinkId>,
     sessions: u64,
+}
+
+impl Slot {
+    /// A slot that was never used.
+    pub(crate) fn new(machine: usize) -> Self {
+        Self { place: Place::Used, machine, link: None, sessions: 0 }
+    }
+
+    /// The slot of a donor that is gone. Its sessions are numbered on.
+    pub(crate) fn take(&mut self, machine: usize) {
+        assert!(self.place == Place::Free && self.link.is_none(), "a slot has one donor");
+        (self.place, self.machine) = (Place::Used, machine);
+    }
 }
 
 /// See the module text.
@@ -57,10 +83,15 @@ impl Borrower {
             is_alive: true,
             steward: Steward::new(config, volume_slabs),
             volume: ModelVolume::new(volume_slabs),
-            slots: donors.iter().map(|machine| Slot { machine: *machine, link: None, sessions: 0 }).collect(),
+            slots: donors.iter().map(|machine| Slot::new(*machine)).collect(),
             places: VecDeque::new(),
             wake_at: None,
         }
+    }
+
+    /// Whether the donor in `slot` is reached over `link`; not so in a life before this one.
+    pub(crate) fn uses(&self, slot: usize, link: LinkId) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.link == Some(link))
     }
 
     /// The number of the next session with the donor in `slot`.

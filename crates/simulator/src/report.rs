@@ -19,6 +19,10 @@ pub struct Report {
     pub crashes: u64,
     /// Sudden needs of a machine's own programs.
     pub squeezes: u64,
+    /// Donors that borrowers took.
+    pub additions: u64,
+    /// Donors that borrowers wanted to be rid of.
+    pub removals: u64,
     /// Sessions that borrowers lost.
     pub sessions_lost: u64,
     /// Slabs that lost every copy, with as many copies lost as they were promised to survive, or more.
@@ -35,8 +39,8 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{} events, {} messages; {} accesses, {} waits; {} cuts, {} crashes, {} squeezes; {} sessions lost, {} \
-             slabs lost; {} fills, {} moves, {} stuck",
+            "{} events, {} messages; {} accesses, {} waits; {} cuts, {} crashes, {} squeezes; {} donors added, {} \
+             removed; {} sessions lost, {} slabs lost; {} fills, {} moves, {} stuck",
             self.events,
             self.messages,
             self.accesses,
@@ -44,6 +48,8 @@ impl fmt::Display for Report {
             self.cuts,
             self.crashes,
             self.squeezes,
+            self.additions,
+            self.removals,
             self.sessions_lost,
             self.slabs_lost,
             self.fills,

@@ -26,6 +26,8 @@ fn no_rule_is_broken_in_any_storm() {
     // Each kind of trouble comes in some storm, and is mended.
     for (what, of) in [
         ("sessions lost", (|report| report.sessions_lost) as fn(&Report) -> u64),
+        ("donors added", |report| report.additions),
+        ("donors removed", |report| report.removals),
         ("copies filled", |report| report.fills),
         ("slabs moved", |report| report.moves),
         ("slabs stuck", |report| report.stuck),

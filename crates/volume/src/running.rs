@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use spillway_block::device_failure::DeviceFailure;
 use spillway_block::metrics::Metrics;
+use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
@@ -18,6 +19,7 @@ use crate::engine::Engine;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
+use crate::manager::donor_table::DonorChangeError;
 use crate::manager::donors::{DonorEntry, Phase};
 use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption};
 use crate::settings::VolumeConfig;
@@ -93,7 +95,7 @@ impl RunningVolume {
         };
         let manager = Manager::start(ManagerParts {
             volume: Arc::clone(&volume),
-            addresses: config.donors.clone(),
+            donors: state.donors()?,
             io_holders,
             mover_queue_pairs: make_queue_pairs(&mover_holder).map_err(system())?,
             mover_holder,
@@ -111,7 +113,7 @@ impl RunningVolume {
     /// that are not, with why, unless this is a device that goes on: such a device has pages to serve, from the disk
     /// if need be.
     pub fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, VolumeError> {
-        let donors = &self.manager.shared.donors;
+        let donors = self.manager.shared.donors.all();
         let give_up = Instant::now() + patience;
         let missing = loop {
             let missing: Vec<_> = donors.iter().filter(|donor| donor.phase() != Phase::Connected).collect();
@@ -144,9 +146,20 @@ impl RunningVolume {
     /// Gives pages that a dead process was writing one content, now that it is known which donors are there; how many
     /// they were.
     pub fn settle_writes(&self) -> u64 {
-        let donors = &self.manager.shared.donors;
-        let alive = |donor: DonorSlot| donors[usize::from(donor.0)].phase() == Phase::Connected;
+        let connected = self.manager.shared.donors.connected();
+        let alive = |donor: DonorSlot| connected & (1 << donor.0) != 0;
         self.volume.settle_writes(&alive, || std::thread::sleep(SETTLE_PAUSE))
+    }
+
+    /// Uses another donor from now on, or one again that is being removed.
+    pub fn add_donor(&self, address: &DonorAddress) -> Result<(), DonorChangeError> {
+        self.manager.add_donor(address)
+    }
+
+    /// Brings everything away from a donor, and then uses it no more. Goes on in the background: the status lists the
+    /// donor as leaving until it is gone.
+    pub fn remove_donor(&self, address: &DonorAddress) -> Result<(), DonorChangeError> {
+        self.manager.remove_donor(address)
     }
 
     /// Gives all slabs back and ends the threads; no thread uses an engine any more.
@@ -167,8 +180,8 @@ impl RunningVolume {
         let now = Instant::now();
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
         let link = |donor: &DonorEntry| donor.status(shared.decisions.donor(donor.slot).as_ref());
-        status.donors =
-            shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
+        let donors = shared.donors.all();
+        status.donors = donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;

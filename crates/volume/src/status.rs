@@ -78,6 +78,9 @@ pub struct DonorLinkStatus {
     pub rack: String,
     /// The last reason for a lost connection or a refusal.
     pub last_error: String,
+    /// Whether it is being removed: its slabs go elsewhere, and then it is used no more.
+    #[serde(default)]
+    pub is_leaving: bool,
     /// How fast it answers; of donors that are reached over sockets.
     #[serde(default)]
     pub latency: DonorLatencyStatus,

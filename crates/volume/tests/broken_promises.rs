@@ -21,6 +21,7 @@ use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, Qu
 use spillway_volume::manager::ManagerState as Managed;
 use spillway_volume::manager::SessionResumption;
 use spillway_volume::manager::decisions::Decisions;
+use spillway_volume::manager::donor_table::DonorTable;
 use spillway_volume::manager::donors::{DonorEntry, Session};
 use spillway_volume::manager::mapping::place;
 use spillway_volume::manager::slab_scan;
@@ -224,11 +225,13 @@ fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
 fn managed(donors: usize) -> Managed {
     let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
     let decisions = Decisions::new(&volume, 1);
+    let table = DonorTable::default();
+    for slot in 0..donors {
+        table.enter(DonorSlot(slot as u16), format!("unix:/test{slot}").parse().unwrap(), false);
+    }
     Managed {
         volume,
-        donors: (0..donors)
-            .map(|slot| DonorEntry::new(DonorSlot(slot as u16), format!("unix:/test{slot}").parse().unwrap()))
-            .collect(),
+        donors: table,
         queue_pairs: Vec::new(),
         borrower: BorrowerId(1),
         resumption: SessionResumption { records: Records::of_this_process(), linger: Duration::ZERO },
@@ -258,7 +261,7 @@ fn open_session(donor: &DonorEntry) -> (Arc<Session>, ControlReceiver) {
 #[test]
 fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
     let shared = managed(1);
-    let donor = &shared.donors[0];
+    let donor = &shared.donors.get(DonorSlot(0)).unwrap();
     let (first, _theirs) = open_session(donor);
     let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
     let stale = Lease { location, session: first.number };
@@ -283,16 +286,17 @@ fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
 fn trouble_with_the_last_session_does_not_end_the_next() {
     let shared = managed(1);
     let shared = &shared;
+    let donor = &shared.donors.get(DonorSlot(0)).unwrap();
     std::thread::scope(|scope| {
-        let (first, _theirs) = open_session(&shared.donors[0]);
+        let (first, _theirs) = open_session(donor);
         first.sender.close();
-        shared.donors[0].disconnected("lost".to_owned(), false);
+        donor.disconnected("lost".to_owned(), false);
         // An I/O thread's sub-requests end as orphans while the manager's thread is busy (it waits half a second for
         // each silent donor, and for a lease of each wanted slab).
         shared.volume.report_trouble(DonorSlot(0));
         // As the link thread does.
         shared.volume.begin_session(DonorSlot(0));
-        let (second, _theirs) = open_session(&shared.donors[0]);
+        let (second, _theirs) = open_session(donor);
         scope.spawn(|| slab_scan::run(shared));
         std::thread::sleep(Duration::from_millis(300));
         shared.stopping.store(true, Ordering::SeqCst);

@@ -20,6 +20,7 @@ use spillway_fabric::site::Site;
 use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_volume::manager::decisions::Decisions;
+use spillway_volume::manager::donor_table::DonorTable;
 use spillway_volume::manager::donors::{DonorEntry, Phase};
 use spillway_volume::manager::slab_scan::findings::Findings;
 use spillway_volume::manager::{ManagerState, SessionResumption, link};
@@ -90,6 +91,7 @@ impl ScriptedDonor {
 /// The borrower's side: the link's thread, ended when dropped.
 struct Linked {
     shared: Arc<ManagerState>,
+    donor: Arc<DonorEntry>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -97,9 +99,11 @@ impl Linked {
     fn to(donor: &ScriptedDonor, transport: TransportChoice) -> Self {
         let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
         let decisions = Decisions::new(&volume, 1);
+        let donors = DonorTable::default();
+        let donor = donors.enter(DonorSlot(0), donor.address.parse().unwrap(), false);
         let shared = Arc::new(ManagerState {
             volume,
-            donors: vec![DonorEntry::new(DonorSlot(0), donor.address.parse().unwrap())],
+            donors,
             queue_pairs: Vec::new(),
             borrower: BorrowerId(1),
             resumption: SessionResumption { records: Records::of_this_process(), linger: Duration::ZERO },
@@ -112,13 +116,13 @@ impl Linked {
             slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
-        let for_thread = Arc::clone(&shared);
-        let thread = Some(std::thread::spawn(move || link::run(&for_thread, 0)));
-        Self { shared, thread }
+        let for_thread = (Arc::clone(&shared), Arc::clone(&donor));
+        let thread = Some(std::thread::spawn(move || link::run(&for_thread.0, &for_thread.1)));
+        Self { shared, donor, thread }
     }
 
     fn donor(&self) -> &DonorEntry {
-        &self.shared.donors[0]
+        &self.donor
     }
 
     fn wait_until(&self, what: &str, done: impl Fn(&DonorEntry) -> bool) {
@@ -133,7 +137,7 @@ impl Linked {
 impl Drop for Linked {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        link::say_goodbye_to_all(&self.shared.donors);
+        link::say_goodbye_to_all(&self.shared.donors.all());
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
             assert!(std::thread::panicking() || ended.is_ok(), "the link's thread panicked");

@@ -10,6 +10,7 @@ impl Cluster {
     /// What holds when all has been well for long enough.
     pub(crate) fn check_calm(&self) {
         for (index, borrower) in self.borrowers.iter().enumerate() {
+            self.check_removals(index);
             assert_eq!(borrower.steward.recalls_under_way(), 0, "every recall of borrower {index} ends");
             for (number, slab) in borrower.volume.slabs.borrow().iter().enumerate().filter(|(_, slab)| slab.is_stored) {
                 let copies = slab.valid_copies();

@@ -41,8 +41,8 @@ impl Cluster {
                 }
                 self.feed_steward(borrower, Input::Filled { slab });
             }
-            MoveJob::Drop(slab, location) => {
-                let is_gone = self.drop_covered(borrower, slab, location);
+            MoveJob::Drop(slab, location, others_min) => {
+                let is_gone = self.drop_covered(borrower, slab, location, others_min);
                 if is_gone {
                     self.tell_donor(borrower, location.donor, Message::Release { slab: location.handle });
                 }
@@ -76,14 +76,15 @@ impl Cluster {
         }
     }
 
-    fn drop_covered(&mut self, borrower: usize, slab: SlabIndex, location: Location) -> bool {
+    fn drop_covered(&mut self, borrower: usize, slab: SlabIndex, location: Location, others_min: usize) -> bool {
         let state = self.borrowers[borrower].volume.slabs.borrow()[slab.0 as usize].clone();
         let Some(copy_index) = state.copy_index(location) else { return false };
-        let is_elsewhere = state.is_on_disk
-            || (0..COPIES_MAX).any(|at| {
-                let other = state.locations[at].filter(|_| at != copy_index && state.valid[at]);
-                other.is_some_and(|other| self.reach(borrower, other) == Reach::Open)
-            });
+        let is_other = |at: &usize| {
+            let other = state.locations[*at].filter(|_| *at != copy_index && state.valid[*at]);
+            other.is_some_and(|other| self.reach(borrower, other) == Reach::Open)
+        };
+        let others = (0..COPIES_MAX).filter(is_other).count();
+        let is_elsewhere = if others_min == 0 { state.is_on_disk || others > 0 } else { others >= others_min };
         if self.reach(borrower, location) != Reach::Open || (state.valid[copy_index] && !is_elsewhere) {
             return false;
         }

@@ -1,5 +1,5 @@
 //! What goes wrong: machines are cut off for a while, are switched off with or without a farewell of their kernel, and
-//! need their memory themselves.
+//! need their memory themselves. And what changes: borrowers take other donors.
 
 use std::time::Duration;
 
@@ -28,10 +28,11 @@ impl Cluster {
         let pause = self.draw_up_to(self.settings.fault_interval * 2);
         self.plan_in(pause, Event::Fault);
         let machine = self.random.below(self.machines.len());
-        match self.random.below(10) {
+        match self.random.below(13) {
             0..=3 => self.cut(machine),
             4 => self.switch_off(machine, true),
             5 => self.switch_off(machine, false),
+            6..=8 => self.change_donors(machine),
             _ => self.squeeze(machine),
         }
     }
@@ -92,6 +93,7 @@ impl Cluster {
                 self.restart(machine);
             }
         }
+        self.complete_donors();
     }
 
     /// A donor looks at the memory of its machine.

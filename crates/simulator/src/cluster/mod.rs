@@ -4,6 +4,7 @@
 //! `i` has a donor and borrower `i`.
 
 mod calm;
+mod changes;
 mod copies;
 mod faults;
 mod program;
@@ -312,9 +313,10 @@ impl Cluster {
             Output::Fill { slab, copies } => {
                 self.plan_move(borrower, COPY_TIME, MoveJob::Fill(slab, copies));
             }
-            Output::Drop { slab, location } => {
-                self.plan_move(borrower, PLACE_TIME, MoveJob::Drop(slab, location));
+            Output::Drop { slab, location, others_min } => {
+                self.plan_move(borrower, PLACE_TIME, MoveJob::Drop(slab, location, others_min));
             }
+            Output::Empty { donor } => self.let_go(borrower, donor),
             Output::WakeAt(at) => self.borrowers[borrower].wake_at = at,
             Output::Note(Note::Stuck { .. }) => self.report.stuck += 1,
             Output::Migrating { is_migrating, .. } => self.report.moves += u64::from(!is_migrating),

@@ -15,6 +15,7 @@ use spillway_volume::steward::placement::Random;
 use spillway_volume::steward::{Input, Link as Opened};
 
 use super::Cluster;
+use crate::borrower::Place;
 use crate::events::Event;
 use crate::links::{Link, LinkId, Parcel, Reach};
 use crate::machine::Content;
@@ -42,7 +43,8 @@ impl Cluster {
     }
 
     pub(crate) fn connect(&mut self, borrower: usize, slot: usize) {
-        if !self.borrowers[borrower].is_alive || self.borrowers[borrower].slots[slot].link.is_some() {
+        let place = self.borrowers[borrower].slots.get(slot).filter(|place| place.place != Place::Free);
+        if !self.borrowers[borrower].is_alive || place.is_none_or(|place| place.link.is_some()) {
             return;
         }
         let machine = self.borrowers[borrower].slots[slot].machine;
@@ -83,7 +85,7 @@ impl Cluster {
         let is_gone = if parcel.is_to_donor() {
             self.machines[link.machine].lender.is_none()
         } else {
-            !self.borrowers[link.borrower].is_alive || self.borrowers[link.borrower].slots[link.slot].link != Some(id)
+            !self.borrowers[link.borrower].is_alive || !self.borrowers[link.borrower].uses(link.slot, id)
         };
         if is_gone {
             return;
@@ -108,7 +110,7 @@ impl Cluster {
     }
 
     pub(crate) fn bury(&mut self, id: LinkId) {
-        let is_over = |link: &Link| link.is_over() && self.borrowers[link.borrower].slots[link.slot].link != Some(id);
+        let is_over = |link: &Link| link.is_over() && !self.borrowers[link.borrower].uses(link.slot, id);
         if self.links.get(&id).is_some_and(is_over) {
             self.links.remove(&id);
         }
@@ -196,7 +198,7 @@ impl Cluster {
         if let Some(session) = at_donor.filter(|_| is_silent) {
             self.feed_lender(machine, LenderInput::Quiet { session });
         }
-        let is_borrowers = self.borrowers[borrower].is_alive && self.borrowers[borrower].slots[slot].link == Some(id);
+        let is_borrowers = self.borrowers[borrower].is_alive && self.borrowers[borrower].uses(slot, id);
         if is_borrowers && at_borrower.is_none() && silence >= SILENCE_DEADLINE {
             self.end_at_borrower(id);
         } else if is_borrowers && at_borrower.is_some() {

@@ -34,8 +34,8 @@ pub struct PlaceJob {
 pub enum MoveJob {
     /// Bring copies up to date.
     Fill(SlabIndex, Vec<(usize, Location)>),
-    /// Take a copy away, if it is covered.
-    Drop(SlabIndex, Location),
+    /// Take a copy away, if it is covered by so many other donors.
+    Drop(SlabIndex, Location, usize),
 }
 
 struct Decided {
@@ -116,8 +116,8 @@ impl ManagerState {
                     decided.moves.push_back(MoveJob::Fill(slab, copies));
                     self.decisions.more_moves.notify_one();
                 }
-                Output::Drop { slab, location } => {
-                    decided.moves.push_back(MoveJob::Drop(slab, location));
+                Output::Drop { slab, location, others_min } => {
+                    decided.moves.push_back(MoveJob::Drop(slab, location, others_min));
                     self.decisions.more_moves.notify_one();
                 }
                 Output::WakeAt(wake_at) => {
@@ -129,9 +129,11 @@ impl ManagerState {
                 }
                 Output::Migrating { slab, is_migrating } => self.volume.slab(slab).set_migrating(is_migrating),
                 Output::MappingPossible(is_possible) => self.volume.set_mapping_possible(is_possible),
-                Output::Send { .. } | Output::GiveBack { .. } | Output::HurryDisk | Output::Note(_) => {
-                    later.push(output);
-                }
+                Output::Send { .. }
+                | Output::GiveBack { .. }
+                | Output::Empty { .. }
+                | Output::HurryDisk
+                | Output::Note(_) => later.push(output),
             }
         }
         drop(decided);
@@ -141,15 +143,19 @@ impl ManagerState {
     fn carry_out(&self, output: Output) {
         match output {
             Output::Send { donor, session, message } => {
-                if let Some(session) = self.donors[usize::from(donor.0)].session_numbered(session) {
+                if let Some(session) = self.session_numbered(donor, session) {
                     // A failed send means the session is ending, and its link thread says so.
                     let _ = session.sender.send(&message, None);
                 }
             }
             Output::GiveBack { lease } => {
-                let donor = &self.donors[usize::from(lease.location.donor.0)];
-                if let Some(session) = donor.session_numbered(lease.session) {
+                if let Some(session) = self.session_numbered(lease.location.donor, lease.session) {
                     session.give_back(lease.location.handle);
+                }
+            }
+            Output::Empty { donor } => {
+                if let Some(donor) = self.donors.get(donor) {
+                    donor.dismiss();
                 }
             }
             Output::HurryDisk => {
@@ -158,7 +164,7 @@ impl ManagerState {
                 }
             }
             Output::Note(Note::Stuck { slab, donor }) => {
-                let address = &self.donors[usize::from(donor.0)].address;
+                let address = self.donors.get(donor).map_or_else(String::new, |donor| donor.address.to_string());
                 tracing::warn!("slab {slab} cannot leave donor {address} yet: nothing else holds all its pages");
             }
             _ => unreachable!("the others are carried out under the lock"),

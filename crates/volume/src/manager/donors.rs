@@ -1,6 +1,6 @@
 //! The donors of a device: the link to each, as far as it is there.
 //!
-//! One [`DonorEntry`] per address that was given; its place in the table is the donor's slot in slab entries. Its
+//! One [`DonorEntry`] per address; its place in the [table](super::donor_table) is the donor's slot in slab entries. Its
 //! link thread ([`super::link`]) makes and loses sessions. What a donor could lend, and what it is asked for, is
 //! decided by the [`Steward`](crate::steward).
 
@@ -53,6 +53,16 @@ struct Link {
     is_refused_for_good: bool,
 }
 
+/// Whether a donor is to be used no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    Stays,
+    /// Its slabs are brought away.
+    Leaving,
+    /// It has none any more: its link closes.
+    Dismissed,
+}
+
 /// One donor, see the module text.
 pub struct DonorEntry {
     /// Its place in the table.
@@ -60,7 +70,9 @@ pub struct DonorEntry {
     /// Where it listens.
     pub address: DonorAddress,
     link: Mutex<Link>,
-    sessions: AtomicU64,
+    /// Counts the sessions of all donors.
+    sessions: Arc<AtomicU64>,
+    departure: Mutex<Departure>,
     /// How long it is waited for when it says nothing.
     patience: Arc<Patience>,
 }
@@ -72,7 +84,7 @@ pub struct UnusableSlab(String);
 
 impl DonorEntry {
     /// A donor that was not reached yet.
-    pub fn new(slot: DonorSlot, address: DonorAddress) -> Self {
+    pub fn new(slot: DonorSlot, address: DonorAddress, sessions: Arc<AtomicU64>) -> Self {
         let link = Link {
             phase: Phase::Connecting,
             session: None,
@@ -81,7 +93,44 @@ impl DonorEntry {
             last_error: String::new(),
             is_refused_for_good: false,
         };
-        Self { slot, address, link: Mutex::new(link), sessions: AtomicU64::new(0), patience: Arc::default() }
+        let departure = Mutex::new(Departure::Stays);
+        Self { slot, address, link: Mutex::new(link), sessions, departure, patience: Arc::default() }
+    }
+
+    /// Whether it is to be used no more.
+    pub fn is_leaving(&self) -> bool {
+        *self.departure() != Departure::Stays
+    }
+
+    /// It is to be used no more, once its slabs were brought away.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        *self.departure() = if is_leaving { Departure::Leaving } else { Departure::Stays };
+    }
+
+    /// It is used after all; false when it is too late for that.
+    pub fn call_off(&self) -> bool {
+        let mut departure = self.departure();
+        if *departure == Departure::Leaving {
+            *departure = Departure::Stays;
+        }
+        *departure == Departure::Stays
+    }
+
+    /// It has no slab, and gets none: its link closes, unless its removal was called off.
+    pub fn dismiss(&self) {
+        let mut departure = self.departure();
+        if *departure == Departure::Leaving {
+            *departure = Departure::Dismissed;
+        }
+    }
+
+    /// Whether its link is to close for good.
+    pub fn is_dismissed(&self) -> bool {
+        *self.departure() == Departure::Dismissed
+    }
+
+    fn departure(&self) -> MutexGuard<'_, Departure> {
+        self.departure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of the session that is being opened.
@@ -163,6 +212,7 @@ impl DonorEntry {
             zone: view.map_or_else(String::new, |view| view.site.zone.as_str().to_owned()),
             rack: view.map_or_else(String::new, |view| view.site.rack.as_str().to_owned()),
             last_error: link.last_error.clone(),
+            is_leaving: self.is_leaving(),
             latency: DonorLatencyStatus::default(),
         }
     }
@@ -242,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_session_is_told_from_the_next_one() {
-        let entry = DonorEntry::new(DonorSlot(0), "unix:/test".parse().unwrap());
+        let entry = DonorEntry::new(DonorSlot(0), "unix:/test".parse().unwrap(), Arc::default());
         let numbers = [entry.number_session(), entry.number_session()];
         let (mut session, _donor) = session();
         session.number = numbers[1];

@@ -21,13 +21,13 @@ use spillway_fabric::control::silence::Silence;
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE};
 use spillway_fabric::shm::ShmWindow;
 
-use super::ManagerState;
 use super::dialing::Resolver;
 use super::donors::{DonorEntry, Session};
 use super::link_error::LinkError;
 use super::mapping::forget_donor;
 use super::opening::{Attempt, Transport};
 use super::reunion;
+use super::{ManagerState, donor_table};
 use crate::engine::queue_pairs::QueuePairChange;
 use crate::limits::{
     RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
@@ -36,13 +36,13 @@ use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::DonorRecord;
 use crate::steward::{Input, Link};
 
-/// Keeps the donor in `slot` connected until the device stops.
-pub fn run(shared: &ManagerState, slot: usize) {
-    let donor = &shared.donors[slot];
+/// Keeps `donor` connected until the device stops, or until the donor is removed and has no slab any more.
+pub fn run(shared: &ManagerState, donor: &DonorEntry) {
     let mut pause = RECONNECT_PAUSE_MIN;
     let mut resolver = Resolver::default();
     while !shared.is_stopping() {
-        match session(shared, donor, &mut resolver) {
+        let ended = if donor.is_dismissed() { Err(LinkError::Removed) } else { session(shared, donor, &mut resolver) };
+        match ended {
             Ok(()) => return,
             // Our own goodbye ended it, and the volume goes with the device.
             Err(_) if shared.is_stopping() => return,
@@ -52,8 +52,11 @@ pub fn run(shared: &ManagerState, slot: usize) {
                 pause = if was_connected { RECONNECT_PAUSE_MIN } else { (pause * 2).min(RECONNECT_PAUSE_MAX) };
             }
         }
+        if donor.is_dismissed() {
+            return donor_table::dismissed(shared, donor);
+        }
         let until = Instant::now() + pause;
-        while Instant::now() < until && !shared.is_stopping() {
+        while Instant::now() < until && !shared.is_stopping() && !donor.is_dismissed() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -69,25 +72,27 @@ pub fn reset(donor: &DonorEntry, reason: &str) {
 
 /// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not
 /// read what they are sent cost one deadline together.
-pub fn say_goodbye_to_all(donors: &[DonorEntry]) {
+pub fn say_goodbye_to_all(donors: &[Arc<DonorEntry>]) {
     std::thread::scope(|scope| {
         for donor in donors {
             let thread = std::thread::Builder::new().name("goodbye".to_owned());
-            if thread.spawn_scoped(scope, || say_goodbye(donor)).is_err() {
-                say_goodbye(donor);
+            if thread.spawn_scoped(scope, || say_goodbye(donor, STOPS)).is_err() {
+                say_goodbye(donor, STOPS);
             }
         }
     });
 }
 
-fn say_goodbye(donor: &DonorEntry) {
+const STOPS: &str = "the device stops";
+
+fn say_goodbye(donor: &DonorEntry, reason: &str) {
     if let Some(session) = donor.session() {
         // A donor that does not hear it notices the closed socket.
         let _ = session
             .sender
             .clone()
             .with_patience(SILENCE_DEADLINE)
-            .send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
+            .send(&Message::Goodbye { reason: reason.to_owned() }, None);
         session.sender.close();
     }
 }
@@ -165,6 +170,10 @@ fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -
     let mut silence = Silence::default();
     let mut look_again: Option<Instant> = None;
     while !shared.is_stopping() {
+        if donor.is_dismissed() {
+            say_goodbye(donor, "the donor was removed from this device");
+            return Err(LinkError::Removed);
+        }
         // Its data connections may still be silent when the control channel speaks again, and have counted for as long.
         if look_again.take_if(|at| Instant::now() >= *at).is_some() && look_for_sole_copies(shared, donor) {
             look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
@@ -247,7 +256,9 @@ fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
     if let Some(window) = &session.window {
         window.close();
     }
-    if pages_lost > 0 {
+    if matches!(error, LinkError::Removed) && pages_lost == 0 {
+        tracing::info!("the link to donor {} is closed", donor.address);
+    } else if pages_lost > 0 {
         tracing::error!("donor {} is lost ({error}), and {pages_lost} pages with it", donor.address);
     } else {
         tracing::warn!("donor {} is lost ({error}); every page has another copy", donor.address);

@@ -38,6 +38,9 @@ pub enum LinkError {
     /// The user wants nothing else.
     #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
     NoSharedMemory,
+    /// This donor is used no more.
+    #[error("it was removed")]
+    Removed,
     /// The donor leaves.
     #[error("the donor said goodbye: {0}")]
     Goodbye(String),

@@ -35,14 +35,15 @@ pub fn place(shared: &ManagerState, slab: SlabIndex, leases: &[Lease], copies_ma
 fn fill_place(shared: &ManagerState, slab: SlabIndex, lease: &Lease) -> Option<usize> {
     let entry = shared.volume.slab(slab);
     // The link thread empties all copy indexes of a lost donor under this lock, after it took the session away.
-    shared.donors[usize::from(lease.location.donor.0)].session_numbered(lease.session)?;
+    shared.session_numbered(lease.location.donor, lease.session)?;
     let copy_index = entry.locations().iter().position(Option::is_none)?;
     entry.fill(copy_index, lease.location);
     Some(copy_index)
 }
 
-/// Takes the copy at `location` of `slab` away and gives its memory back, if every page of it has another copy.
-pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, location: Location) -> bool {
+/// Takes the copy at `location` of `slab` away and gives its memory back, if every page of it has another copy, or copies
+/// at `others_min` donors.
+pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, location: Location, others_min: usize) -> bool {
     // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under
     // this lock, so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
@@ -50,10 +51,10 @@ pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, location: Locat
     let Some(copy_index) = locations.iter().position(|other| *other == Some(location)) else { return false };
     let alive = |donor: DonorSlot| shared.is_within_reach(donor);
     let pause = || std::thread::sleep(Duration::from_micros(50));
-    if shared.volume.remove_covered_copy(slab, copy_index, &alive, pause).is_none() {
+    if shared.volume.remove_covered_copy(slab, copy_index, others_min, &alive, pause).is_none() {
         return false;
     }
-    if let Some(session) = shared.donors[usize::from(location.donor.0)].session() {
+    if let Some(session) = shared.session(location.donor) {
         session.give_back(location.handle);
     }
     true

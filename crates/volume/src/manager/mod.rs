@@ -6,7 +6,7 @@
 //! The mover's thread fills and drops copies ([`mover`]). They share [`ManagerState`]; slab copy indexes change under
 //! the volume's assignment lock only.
 //!
-//! - [`donors`]: the link to each donor. - `dialing` and `opening`: connecting to one, and everything before its first
+//! - [`donor_table`]: the donors, which change while the volume runs. [`donors`]: the link to each. - `dialing` and `opening`: connecting to one, and everything before its first
 //!   slab.
 //! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`mapping`]: copy indexes filled and emptied. - [`refill`]: copying pages.
@@ -14,6 +14,7 @@
 
 pub mod decisions;
 pub mod dialing;
+pub mod donor_table;
 pub mod donors;
 pub mod link;
 pub mod link_error;
@@ -25,8 +26,8 @@ pub mod reunion;
 pub mod slab_scan;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ use spillway_fabric::key::ClusterKey;
 use spillway_fabric::units::{BorrowerId, SlabIndex};
 
 use self::decisions::Decisions;
-use self::donors::DonorEntry;
+use self::donor_table::{DonorChangeError, DonorTable};
+use self::donors::{DonorEntry, Session};
 use self::slab_scan::findings::Findings;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::LINGER;
@@ -44,7 +46,8 @@ use crate::settings::transport::TransportChoice;
 use crate::settings::wrapper::QueuePairWrapper;
 use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::DonorSlot;
-use crate::state::records::Records;
+use crate::state::records::{DonorPlace, Records};
+use crate::steward::{Input, SessionNumber};
 
 /// One thread's end of the fabric: where its new queue pairs are left, and the buffers that they use.
 #[derive(Clone)]
@@ -60,7 +63,7 @@ pub struct ManagerState {
     /// The pages.
     pub volume: Arc<Volume>,
     /// The donors, by slot.
-    pub donors: Vec<DonorEntry>,
+    pub donors: DonorTable,
     /// Every I/O thread's queue pairs, and the mover's.
     pub queue_pairs: Vec<QueuePairHolder>,
     /// Who borrows.
@@ -97,8 +100,8 @@ pub struct SessionResumption {
 pub struct ManagerParts {
     /// The pages.
     pub volume: Arc<Volume>,
-    /// Where donors listen.
-    pub addresses: Vec<DonorAddress>,
+    /// The donors at the start, and where each listens.
+    pub donors: Vec<(DonorPlace, DonorAddress)>,
     /// Every I/O thread's queue pairs.
     pub io_holders: Vec<QueuePairHolder>,
     /// The mover's queue pairs.
@@ -123,7 +126,7 @@ pub struct ManagerParts {
 pub struct Manager {
     /// What they share.
     pub shared: Arc<ManagerState>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Manager {
@@ -132,11 +135,10 @@ impl Manager {
         let mover_pool = Arc::clone(&parts.mover_holder.pool);
         let mut queue_pairs = parts.io_holders;
         queue_pairs.push(parts.mover_holder);
-        let donors = parts.addresses.into_iter().enumerate();
         let decisions = Decisions::new(&parts.volume, parts.borrower.0 as u64);
         let shared = Arc::new(ManagerState {
             volume: parts.volume,
-            donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
+            donors: DonorTable::default(),
             queue_pairs,
             borrower: parts.borrower,
             resumption: parts.resumption,
@@ -149,9 +151,14 @@ impl Manager {
             slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
-        let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };
-        for slot in 0..shared.donors.len() {
-            manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
+        let manager = Self { shared: Arc::clone(&shared), threads: Mutex::default() };
+        for (DonorPlace { slot, is_leaving, .. }, address) in parts.donors {
+            let donor = shared.donors.enter(slot, address, is_leaving);
+            if is_leaving {
+                // A process before this one began to remove it.
+                shared.decide(Input::Removed { donor: slot });
+            }
+            manager.spawn_link(&donor)?;
         }
         manager.spawn("manager".to_owned(), slab_scan::run)?;
         let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_queue_pairs, mover_pool);
@@ -159,21 +166,42 @@ impl Manager {
         Ok(manager)
     }
 
-    fn spawn(&mut self, name: String, body: impl FnOnce(&ManagerState) + Send + 'static) -> io::Result<()> {
+    fn spawn(&self, name: String, body: impl FnOnce(&ManagerState) + Send + 'static) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        self.threads.push(std::thread::Builder::new().name(name).spawn(move || body(&shared))?);
+        let thread = std::thread::Builder::new().name(name).spawn(move || body(&shared))?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of donors that were removed.
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
         Ok(())
+    }
+
+    fn spawn_link(&self, donor: &Arc<DonorEntry>) -> io::Result<()> {
+        let donor = Arc::clone(donor);
+        self.spawn(format!("donor-{}", donor.slot.0), move |shared| link::run(shared, &donor))
+    }
+
+    /// Uses another donor from now on, or one again that is being removed.
+    pub fn add_donor(&self, address: &DonorAddress) -> Result<(), DonorChangeError> {
+        donor_table::add(&self.shared, address, |donor| self.spawn_link(donor))
+    }
+
+    /// Brings everything away from a donor, and then uses it no more. Goes on in the background; status shows it.
+    pub fn remove_donor(&self, address: &DonorAddress) -> Result<(), DonorChangeError> {
+        donor_table::remove(&self.shared, address)
     }
 
     /// Says goodbye to the donors, which take their slabs back, and ends the threads.
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        link::say_goodbye_to_all(&self.shared.donors);
+        let donors = self.shared.donors.all();
+        link::say_goodbye_to_all(&donors);
         // What is under way to a silent one is not waited for any more: the volume goes.
-        self.shared.donors.iter().for_each(|donor| donor.patience().wait_for_sole_copies(None));
+        donors.iter().for_each(|donor| donor.patience().wait_for_sole_copies(None));
         self.shared.volume.manager_event.signal();
         self.shared.decisions.wake();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
             // A panicked thread has said so on stderr; the device is going away.
             let _ = thread.join();
         }
@@ -194,7 +222,17 @@ impl ManagerState {
 
     /// Whether copies at `donor` can be counted on: it has a session, and speaks.
     pub fn is_within_reach(&self, donor: DonorSlot) -> bool {
-        !self.volume.is_silent(donor) && self.donors[usize::from(donor.0)].session().is_some()
+        !self.volume.is_silent(donor) && self.session(donor).is_some()
+    }
+
+    /// The session with `donor`, if one is open.
+    pub fn session(&self, donor: DonorSlot) -> Option<Arc<Session>> {
+        self.donors.get(donor)?.session()
+    }
+
+    /// The session with `donor`, if it is still this one.
+    pub fn session_numbered(&self, donor: DonorSlot, number: SessionNumber) -> Option<Arc<Session>> {
+        self.donors.get(donor)?.session_numbered(number)
     }
 
     /// Copies of `slab` that exist.

@@ -19,8 +19,8 @@ pub fn run(shared: &ManagerState, mut refill: Refill) {
                 }
                 shared.decide(Input::Filled { slab });
             }
-            Some(MoveJob::Drop(slab, location)) => {
-                let is_gone = drop_covered_copy(shared, slab, location);
+            Some(MoveJob::Drop(slab, location, others_min)) => {
+                let is_gone = drop_covered_copy(shared, slab, location, others_min);
                 shared.decide(Input::Dropped { slab, location, is_gone });
             }
             None => {}

@@ -46,7 +46,7 @@ pub fn take_held(shared: &ManagerState, donor: DonorSlot, held: &[HeldSlab], win
         tracing::warn!(
             "of {} slabs at donor {} it kept {}; {pages_lost} pages are lost",
             named.len(),
-            shared.donors[usize::from(donor.0)].address,
+            shared.donors.get(donor).map_or_else(String::new, |donor| donor.address.to_string()),
             usable.len()
         );
     }

@@ -21,6 +21,7 @@ use self::transport::TransportChoice;
 use self::wrapper::QueuePairWrapper;
 use crate::limits::{DONORS_MAX, VOLUME_SIZE_BYTES_MAX};
 use crate::slab_map::Geometry;
+use crate::state::records::ADDRESS_BYTES_MAX;
 
 /// How to start a volume.
 /// ```
@@ -116,6 +117,9 @@ pub enum SettingsError {
     /// One donor is named twice.
     #[error("the donor {0} is named twice")]
     DonorTwice(DonorAddress),
+    /// An address cannot be kept for the next process of the device.
+    #[error("the address {0} is too long; use at most {ADDRESS_BYTES_MAX} bytes")]
+    LongAddress(DonorAddress),
     /// Slabs that wait for a donor would be nowhere.
     #[error("mapping by activity keeps quiet slabs on the disk, and the redundancy is {0}; use --redundancy disk")]
     MappingNeedsDisk(Redundancy),
@@ -163,6 +167,10 @@ impl VolumeConfig {
                 return Err(SettingsError::TooFewDonors { redundancy, count });
             }
             _ => {}
+        }
+        let is_long = |donor: &&DonorAddress| donor.to_string().len() > ADDRESS_BYTES_MAX;
+        if let Some(donor) = donors.iter().find(is_long) {
+            return Err(SettingsError::LongAddress(donor.clone()));
         }
         let twice = donors.iter().enumerate().find(|(index, donor)| donors[..*index].contains(donor));
         twice.map_or(Ok(()), |(_, donor)| Err(SettingsError::DonorTwice(donor.clone())))

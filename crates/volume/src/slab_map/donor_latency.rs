@@ -99,6 +99,12 @@ impl DonorLatencies {
         self.avoided.fetch_and(!(1 << donor.0), Ordering::Relaxed);
     }
 
+    /// `donor` is used no more: nothing of it is told of the next one in its slot.
+    pub fn forget(&self, donor: DonorSlot) {
+        self.begin_session(donor);
+        self.donors[usize::from(donor.0)].reads_taken_elsewhere.store(0, Ordering::Relaxed);
+    }
+
     /// Where a thread's queue pairs say what they wait for.
     pub fn new_holder(&self) -> Arc<QueuePairWaits> {
         let since_ns = (0..DONORS_MAX).map(|_| AtomicU64::new(0)).collect();

@@ -43,11 +43,13 @@ impl Volume {
 
     /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and
     /// says `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by
-    /// then. Copies at donors that are not `alive` do not count, though their copy indexes may not be emptied yet.
+    /// then. Copies at donors that are not `alive` do not count, though their copy indexes may not be emptied yet. With
+    /// an `others_min` above zero, so many donors must have each page; the disk does not count then.
     pub fn remove_covered_copy(
         &self,
         slab: SlabIndex,
         copy_index: usize,
+        others_min: usize,
         alive: &dyn Fn(DonorSlot) -> bool,
         mut pause: impl FnMut(),
     ) -> Option<Removed> {
@@ -56,20 +58,31 @@ impl Volume {
         let location = entry.empty(copy_index)?;
         // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
         let all_answer = || locations.iter().flatten().all(|location| alive(location.donor));
-        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, copy_index, alive) {
+        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, copy_index, others_min, alive) {
             entry.stay(copy_index);
             return None;
         }
         Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
-    /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk.
-    fn is_covered(&self, slab: SlabIndex, copy_index: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
+    /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk; or copies
+    /// at `others_min` donors, if that is not zero.
+    fn is_covered(
+        &self,
+        slab: SlabIndex,
+        copy_index: usize,
+        others_min: usize,
+        alive: &dyn Fn(DonorSlot) -> bool,
+    ) -> bool {
         let locations = self.slab(slab).locations().map(|other| other.filter(|location| alive(location.donor)));
         self.geometry.words(slab).all(|first| {
             let word = self.bits.word(first);
             let others = (0..COPIES_MAX).filter(|other| *other != copy_index && locations[*other].is_some());
-            let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
+            let elsewhere = if others_min == 0 {
+                others.fold(word.disk, |all, other| all | word.copies[other])
+            } else {
+                held_often(others.map(|other| word.copies[other]), others_min)
+            };
             word.copies[copy_index] & !elsewhere == 0
         })
     }
@@ -133,6 +146,19 @@ impl Volume {
     }
 }
 
+/// The pages that at least `times_min` of `copies` have; that is positive.
+fn held_often(copies: impl Iterator<Item = u64>, times_min: usize) -> u64 {
+    // At index `n`: the pages that more than `n` copies have.
+    let mut counts = [0; COPIES_MAX];
+    for copy in copies {
+        for index in (1..COPIES_MAX).rev() {
+            counts[index] |= counts[index - 1] & copy;
+        }
+        counts[0] |= copy;
+    }
+    counts.get(times_min - 1).copied().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use spillway_fabric::units::SlabHandle;
@@ -161,6 +187,31 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_counted_by_how_many_copies_have_them() {
+        let copies = [0b1111, 0b0110, 0b0011];
+        let held = |times_min| held_often(copies.into_iter(), times_min);
+        assert_eq!((held(1), held(2), held(3), held(4)), (0b1111, 0b0111, 0b0010, 0));
+        assert_eq!(held_often(std::iter::empty(), 1), 0);
+        assert_eq!(held(COPIES_MAX + 1), 0);
+    }
+
+    #[test]
+    fn a_copy_leaves_only_when_as_many_others_are_complete_as_were_promised() {
+        let volume = volume();
+        for copy_index in 1..3 {
+            volume.slab(SLAB).fill(copy_index, Location { donor: DonorSlot(copy_index as u16), handle: SlabHandle(0) });
+            volume.bits.set(Bit::Copy(copy_index), PageIndex(0), 256);
+        }
+        volume.bits.clear(Bit::Copy(2), PageIndex(77), 1);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|_| true, || {}), None);
+        assert!(volume.slab(SLAB).locations()[0].is_some(), "it stays");
+        volume.bits.set(Bit::Copy(2), PageIndex(77), 1);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|donor| donor != DonorSlot(2), || {}), None);
+        let removed = volume.remove_covered_copy(SLAB, 0, 2, &|_| true, || {}).unwrap();
+        assert_eq!((removed.location.donor, removed.pages_lost), (DonorSlot(0), 0));
+    }
+
+    #[test]
     fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
@@ -173,7 +224,7 @@ mod tests {
         let volume = volume();
         volume.bits.clear(Bit::Copy(0), PageIndex(0), 256);
         let _inside = volume.slab(SLAB).gate.enter();
-        assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_device_failure(&volume)), None);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 0, &|_| true, ends_by_device_failure(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
     }
 
@@ -186,7 +237,7 @@ mod tests {
         let silent = std::sync::atomic::AtomicBool::new(false);
         let mut looks = 0;
         let answers = |donor: DonorSlot| donor != DonorSlot(1) || !silent.load(std::sync::atomic::Ordering::SeqCst);
-        let removed = volume.remove_covered_copy(SLAB, 0, &answers, || {
+        let removed = volume.remove_covered_copy(SLAB, 0, 0, &answers, || {
             looks += 1;
             assert!(looks < 5, "still waiting for a donor that says nothing");
             silent.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -199,7 +250,7 @@ mod tests {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
         let mut looks = 0;
-        let removed = volume.remove_covered_copy(SLAB, 0, &|_| true, || {
+        let removed = volume.remove_covered_copy(SLAB, 0, 0, &|_| true, || {
             looks += 1;
             assert!(looks < 5, "still waiting for an engine that is gone");
             volume.abandon();

@@ -17,7 +17,7 @@ use crate::slab_map::words::Words;
 const MARK: u64 = 0x7370_696c_6c77_6179;
 
 /// The layout of everything in a state. Raise it when the meaning of a word changes.
-pub const STATE_VERSION: u64 = 1;
+pub const STATE_VERSION: u64 = 2;
 
 const AT_MARK: usize = 0;
 const AT_VERSION: usize = 1;
@@ -28,7 +28,7 @@ const SETTINGS_WORDS: usize = 8;
 const AT_RECORDS: usize = 16;
 
 /// Words of the head: whole pages, so that the rest starts on one.
-pub const HEADER_WORDS: usize = 2 * 512;
+pub const HEADER_WORDS: usize = 6 * 512;
 
 /// Why a state is not for this device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum StateRefused {
     },
 }
 
-/// What must be the same in every process of a device.
+/// What must be the same in every process of a device. Donors need not: those that are noted in the records count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     slab_pages: u64,
@@ -67,20 +67,17 @@ pub struct Settings {
     /// Pages of the backlog; 0 without a copy on disk.
     pub backlog_pages: u64,
     name: u64,
-    donors: u64,
     backing: u64,
 }
 
 impl Settings {
     pub(super) fn new(config: &VolumeConfig, geometry: Geometry, backlog_pages: u64) -> Self {
-        let donors: Vec<String> = config.donors.iter().map(ToString::to_string).collect();
         Self {
             slab_pages: geometry.slab_pages,
             slab_count: u64::from(geometry.slab_count),
             replicas: u64::from(config.redundancy.replicas),
             backlog_pages,
             name: digest(&config.name),
-            donors: digest(&donors),
             backing: digest(&config.backing),
         }
     }
@@ -91,13 +88,13 @@ impl Settings {
     }
 
     fn words(&self) -> [u64; SETTINGS_WORDS] {
-        let Self { slab_pages, slab_count, replicas, backlog_pages, name, donors, backing } = *self;
-        [slab_pages, slab_count, replicas, backlog_pages, name, donors, backing, 0]
+        let Self { slab_pages, slab_count, replicas, backlog_pages, name, backing } = *self;
+        [slab_pages, slab_count, replicas, backlog_pages, name, backing, 0, 0]
     }
 
     fn from_words(words: [u64; SETTINGS_WORDS]) -> Self {
-        let [slab_pages, slab_count, replicas, backlog_pages, name, donors, backing, _] = words;
-        Self { slab_pages, slab_count, replicas, backlog_pages, name, donors, backing }
+        let [slab_pages, slab_count, replicas, backlog_pages, name, backing, ..] = words;
+        Self { slab_pages, slab_count, replicas, backlog_pages, name, backing }
     }
 
     /// The first setting that differs.
@@ -108,11 +105,7 @@ impl Settings {
             ("copies at donors:", self.replicas, now.replicas),
             ("pages of backlog to the disk:", self.backlog_pages, now.backlog_pages),
         ];
-        let names = [
-            ("another name", self.name, now.name),
-            ("other donors, or in another order", self.donors, now.donors),
-            ("another backing file", self.backing, now.backing),
-        ];
+        let names = [("another name", self.name, now.name), ("another backing file", self.backing, now.backing)];
         let shown = |value: &dyn Display| value.to_string();
         let number = numbers.iter().find(|(_, was, now)| was != now);
         let number = number.map(|(what, was, now)| StateRefused::Setting { what, was: shown(was), now: shown(now) });

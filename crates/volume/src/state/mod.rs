@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
@@ -25,12 +26,13 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
 use self::header::{HEADER_WORDS, Header, Settings, StateRefused};
-use self::records::Records;
+use self::records::{DonorPlace, Records};
 use crate::error::VolumeError;
 use crate::limits::BACKLOG_PAGES;
 use crate::settings::VolumeConfig;
 use crate::slab_map::backlog::Backlog;
 use crate::slab_map::journal::Journal;
+use crate::slab_map::slab_entry::DonorSlot;
 use crate::slab_map::words::Words;
 use crate::slab_map::{DiskCopy, Geometry, Volume};
 
@@ -76,13 +78,13 @@ impl DeviceState {
     pub fn open(file: Memfd, config: &VolumeConfig) -> Result<Self, VolumeError> {
         let geometry = config.check()?;
         let settings = Settings::of(config, geometry);
-        Self::map(file, geometry, settings).map_err(|error| match error {
+        Self::map(file, geometry, settings, &config.donors).map_err(|error| match error {
             StateError::Refused(refused) => VolumeError::State(refused),
             StateError::System(source) => VolumeError::system("cannot set the state of the device up")(source),
         })
     }
 
-    fn map(file: Memfd, geometry: Geometry, settings: Settings) -> Result<Self, StateError> {
+    fn map(file: Memfd, geometry: Geometry, settings: Settings, donors: &[DonorAddress]) -> Result<Self, StateError> {
         if file.length_bytes() < (HEADER_WORDS * WORD_SIZE_BYTES) as u64 {
             return Err(StateRefused::Foreign.into());
         }
@@ -98,6 +100,7 @@ impl DeviceState {
         let words = Words::over(AtomicWords::shared(&file, word_count(&settings))?);
         let header = Header::over(words.part(0, HEADER_WORDS));
         if !resumed {
+            note_donors(&header.records(), donors);
             header.begin(&settings, BorrowerId(u128::from_le_bytes(random_bytes()?)));
         }
         Ok(Self { file, geometry, settings, words, header, resumed })
@@ -128,6 +131,15 @@ impl DeviceState {
         self.header.records()
     }
 
+    /// The donors of the device: at its start those of its settings, later those that it has by then.
+    pub fn donors(&self) -> Result<Vec<(DonorPlace, DonorAddress)>, StateRefused> {
+        let parse = |place: DonorPlace| {
+            let address = place.address.parse().map_err(|_| StateRefused::Foreign)?;
+            Ok((place, address))
+        };
+        self.records().places().into_iter().map(parse).collect()
+    }
+
     /// The volume as it stands there; [recovered](Volume::recover) by the caller before it is used, if it is resumed.
     pub(crate) fn volume(&self, redundancy: crate::settings::redundancy::Redundancy) -> io::Result<Volume> {
         let own = Volume::surviving_words(self.geometry);
@@ -141,6 +153,13 @@ impl DeviceState {
         let contents = Mapping::shared_at(&self.file, words_bytes(&self.settings), pages * PAGE_SIZE_BYTES)?;
         let pool = BufferPool::over(contents, pages, PAGE_SIZE_BYTES)?;
         Ok(DiskCopy { backlog: Backlog::over(journal), pool: Arc::clone(&pool) })
+    }
+}
+
+/// Writes the donors of a new device down.
+fn note_donors(records: &Records, donors: &[DonorAddress]) {
+    for (slot, donor) in (0..).map(DonorSlot).zip(donors) {
+        assert!(records.take_place(slot, &donor.to_string()), "settings with too long an address are refused");
     }
 }
 

@@ -1,5 +1,8 @@
-//! What a process writes down for the next one besides pages: that it serves, by which block device, and how each donor
-//! knows it.
+//! What a process writes down for the next one besides pages: that it serves, by which block device, where its donors
+//! are, and how each donor knows it.
+//!
+//! Donors come and go while the device runs. A slot is in use from the store of its address's length on, which comes
+//! last, and is free again when that is zero, which comes first.
 //!
 //! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed.
 //! That is soon enough: a donor's slabs are put into copy indexes only after its record stands.
@@ -25,8 +28,19 @@ const AT_DONORS: usize = AT_FRONT_END + FRONT_END_WORDS;
 const TOKEN_WORDS: usize = SESSION_TOKEN_BYTES / 8;
 const DONOR_WORDS: usize = 1 + 2 + TOKEN_WORDS;
 
+const AT_ADDRESSES: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+/// Words of an address: the longest host name has 253 bytes (RFC 1035), and a colon and a port follow.
+const ADDRESS_TEXT_WORDS: usize = 33;
+const ADDRESS_WORDS: usize = 1 + ADDRESS_TEXT_WORDS;
+
+/// Bytes of the longest address that can be written down.
+pub const ADDRESS_BYTES_MAX: usize = ADDRESS_TEXT_WORDS * WORD_SIZE_BYTES;
+
 /// Words of the records.
-pub(super) const RECORD_WORDS: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+pub(super) const RECORD_WORDS: usize = AT_ADDRESSES + DONORS_MAX * ADDRESS_WORDS;
+
+/// With the length of an address: its donor is to be used no more.
+const LEAVING: u64 = 1 << 32;
 
 /// Marks a record that counts.
 const STANDS: u64 = 1;
@@ -38,6 +52,17 @@ pub struct DonorRecord {
     pub donor: DonorId,
     /// What proves to it whose slabs they are.
     pub token: SessionToken,
+}
+
+/// A donor of the device, by its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorPlace {
+    /// Its slot.
+    pub slot: DonorSlot,
+    /// Where it listens.
+    pub address: String,
+    /// Whether it is to be used no more.
+    pub is_leaving: bool,
 }
 
 /// The records of one device, see the module text. A clone is the same records.
@@ -102,6 +127,50 @@ impl Records {
         serde_json::from_slice(&words.take(length).collect::<Vec<u8>>()).ok()
     }
 
+    /// The slots that are in use.
+    pub fn places(&self) -> Vec<DonorPlace> {
+        (0..DONORS_MAX as u16).map(DonorSlot).filter_map(|slot| self.place(slot)).collect()
+    }
+
+    fn place(&self, slot: DonorSlot) -> Option<DonorPlace> {
+        let first = address_word(slot);
+        let length = self.words.load(first);
+        let bytes = (0..ADDRESS_TEXT_WORDS).flat_map(|index| self.words.load(first + 1 + index).to_le_bytes());
+        let text: Vec<u8> = bytes.take((length & !LEAVING) as usize).collect();
+        let address = String::from_utf8_lossy(&text).into_owned();
+        (length != 0).then_some(DonorPlace { slot, address, is_leaving: length & LEAVING != 0 })
+    }
+
+    /// Puts a donor into a free slot. False when its address is too long to be noted.
+    #[must_use]
+    pub fn take_place(&self, slot: DonorSlot, address: &str) -> bool {
+        if address.is_empty() || address.len() > ADDRESS_BYTES_MAX {
+            return false;
+        }
+        let first = address_word(slot);
+        assert!(self.words.load(first) == 0, "a slot has one donor");
+        for (index, bytes) in address.as_bytes().chunks(WORD_SIZE_BYTES).enumerate() {
+            let mut word = [0; WORD_SIZE_BYTES];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.words.store(first + 1 + index, u64::from_le_bytes(word));
+        }
+        self.words.store(first, address.len() as u64);
+        true
+    }
+
+    /// Notes whether the donor in `slot` is to be used no more.
+    pub fn set_leaving(&self, slot: DonorSlot, is_leaving: bool) {
+        let first = address_word(slot);
+        let length = self.words.load(first) & !LEAVING;
+        self.words.store(first, if is_leaving { length | LEAVING } else { length });
+    }
+
+    /// The slot is free. No copy index names it.
+    pub fn free_place(&self, slot: DonorSlot) {
+        self.words.store(address_word(slot), 0);
+        self.words.store(first_word(slot), 0);
+    }
+
     /// How the donor in `slot` knows this borrower.
     pub fn donor(&self, slot: DonorSlot) -> Option<DonorRecord> {
         let first = first_word(slot);
@@ -131,6 +200,10 @@ impl Records {
         }
         self.words.store(first, STANDS);
     }
+}
+
+fn address_word(slot: DonorSlot) -> usize {
+    AT_ADDRESSES + usize::from(slot.0) * ADDRESS_WORDS
 }
 
 fn first_word(slot: DonorSlot) -> usize {

@@ -33,6 +33,8 @@ pub struct DonorView {
     pub refused_until: Option<Instant>,
     /// Its session is open, but it says nothing.
     pub is_silent: bool,
+    /// It is to be used no more, and gets no slab.
+    pub is_leaving: bool,
     /// When it was last asked for its room, or spoke of it.
     asked: Instant,
 }
@@ -41,6 +43,8 @@ pub struct DonorView {
 #[derive(Clone, Debug, Default)]
 pub struct Donors {
     open: BTreeMap<DonorSlot, DonorView>,
+    /// Those that are to be used no more, with a session or without; and whether it was said that they are empty.
+    leaving: BTreeMap<DonorSlot, bool>,
     next_request: u32,
     /// What [`Donors::has_room`] said last: decides how often donors are asked.
     is_room_known: bool,
@@ -51,13 +55,43 @@ impl Donors {
     pub fn up(&mut self, now: Instant, donor: DonorSlot, link: Link) {
         let Link { session, identity, free_bytes, slabs_held, site } = link;
         let (refused_until, is_silent, asked) = (None, false, now);
-        let view = DonorView { session, identity, free_bytes, slabs_held, site, refused_until, is_silent, asked };
+        let is_leaving = self.leaving.contains_key(&donor);
+        let view =
+            DonorView { session, identity, free_bytes, slabs_held, site, refused_until, is_silent, is_leaving, asked };
         self.open.insert(donor, view);
     }
 
     /// The session is over.
     pub fn down(&mut self, donor: DonorSlot) {
         self.open.remove(&donor);
+    }
+
+    /// It is to be used no more, or may be used again; false when that is known already.
+    pub fn set_leaving(&mut self, donor: DonorSlot, is_leaving: bool) -> bool {
+        if self.leaving.contains_key(&donor) == is_leaving {
+            return false;
+        }
+        if is_leaving {
+            self.leaving.insert(donor, false);
+        } else {
+            self.leaving.remove(&donor);
+        }
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.is_leaving = is_leaving;
+        }
+        true
+    }
+
+    /// Those that are to be used no more, and of which nothing was said yet.
+    pub fn leaving(&self) -> Vec<DonorSlot> {
+        self.leaving.iter().filter(|(_, is_told)| !**is_told).map(|(donor, _)| *donor).collect()
+    }
+
+    /// It was said that it is empty.
+    pub fn told_empty(&mut self, donor: DonorSlot) {
+        if let Some(is_told) = self.leaving.get_mut(&donor) {
+            *is_told = true;
+        }
     }
 
     /// It says nothing, or was heard again.
@@ -151,7 +185,7 @@ impl Donors {
     pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
         let may_lend = |view: &DonorView| {
             let is_waited_for = !has_disk && view.is_silent;
-            view.free_bytes >= slab_size_bytes && (!view.is_refused(now) || is_waited_for)
+            view.free_bytes >= slab_size_bytes && !view.is_leaving && (!view.is_refused(now) || is_waited_for)
         };
         self.is_room_known = self.open.values().any(may_lend);
         self.is_room_known

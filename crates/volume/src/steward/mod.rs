@@ -18,6 +18,9 @@
 //!    has another copy. A recalled slab that cannot leave yet is tried again until it can.
 //! 6. *Gone.* [`Input::Down`]: the donor's slabs are out of reach. The next look finds which copies are missing.
 //!
+//! Donors come and go while the volume runs ([`leaving`]): one that is removed gets no slab any more, and all of its
+//! slabs are moved as if it had recalled them. Its link is closed when it has none ([`Output::Empty`]).
+//!
 //! Invariants: a slab is placed by one placement at a time; a leased slab is placed, given back, or gone with its
 //! session; what belongs to one session is never used in the next one, whose handles begin anew.
 
@@ -27,6 +30,7 @@ pub mod activity;
 pub mod care;
 pub mod donors;
 pub mod heat;
+pub mod leaving;
 pub mod moving;
 pub mod pages;
 pub mod placement;
@@ -46,7 +50,7 @@ use crate::slab_map::slab_entry::{DonorSlot, Location};
 use care::{Care, Finding};
 use donors::Donors;
 use heat::Heat;
-use moving::Moving;
+use moving::{Moving, Promise, Reason};
 use pages::Pages;
 use placement::XorShift;
 use placing::{Placing, Purpose};
@@ -92,6 +96,16 @@ pub enum Input {
     /// The session is over.
     Down {
         /// With whom.
+        donor: DonorSlot,
+    },
+    /// A donor may be used: it is new in its slot, or its removal is called off.
+    Added {
+        /// Which.
+        donor: DonorSlot,
+    },
+    /// A donor is to be used no more. Answered by [`Output::Empty`], once nothing of the volume is there.
+    Removed {
+        /// Which.
         donor: DonorSlot,
     },
     /// The donor says nothing for a while though its session is open, or it was heard again.
@@ -190,6 +204,8 @@ pub enum Output {
         slab: SlabIndex,
         /// Which, if it is still there.
         location: Location,
+        /// Copies at other donors that every page of it must have; zero: one anywhere, also on the disk.
+        others_min: usize,
     },
     /// Give back a slab that no copy index names.
     GiveBack {
@@ -207,6 +223,11 @@ pub enum Output {
     MappingPossible(bool),
     /// Write what the disk copy lacks now: a recalled slab waits for it.
     HurryDisk,
+    /// A removed donor has nothing of the volume, and gets nothing: its link can be closed. Said once.
+    Empty {
+        /// Which.
+        donor: DonorSlot,
+    },
     /// Be asked again at this time; `None`: not before something happens.
     WakeAt(Option<Instant>),
     /// Tell people.
@@ -239,6 +260,18 @@ pub struct StewardConfig {
     pub choices: usize,
     /// Of its randomness.
     pub seed: u64,
+}
+
+impl StewardConfig {
+    fn promise(&self) -> Promise {
+        Promise { replicas: self.replicas, has_disk: self.has_disk }
+    }
+}
+
+/// Whether an input may be what a removed donor waited for. Looks come all the time.
+fn may_clear(input: &Input) -> bool {
+    use Input::{Down, Dropped, Looked, Removed};
+    matches!(input, Looked { .. } | Removed { .. } | Dropped { .. } | Down { .. })
 }
 
 /// See the module text.
@@ -276,9 +309,12 @@ impl Steward {
 
     /// Decides what follows from `input`, which came at `now`. Times of inputs do not go backwards.
     pub fn on(&mut self, now: Instant, input: Input, pages: &dyn Pages) -> Vec<Output> {
+        let clears = may_clear(&input);
         match input {
             Input::Up { donor, link } => self.donors.up(now, donor, link),
             Input::Down { donor } => self.lose(donor),
+            Input::Added { donor } => self.remain(donor),
+            Input::Removed { donor } => self.leave(donor),
             Input::Silent { donor, is_silent } => self.donors.silent(donor, is_silent),
             Input::Message { donor, session, message } => {
                 if self.donors.session(donor) == Some(session) {
@@ -292,10 +328,13 @@ impl Steward {
             }
             Input::Wanted { slab } => self.placing.want(slab),
             Input::Looked { findings } => self.look(now, &findings, pages),
-            Input::Placed { slab, copy_indexes } => self.placed(slab, &copy_indexes),
+            Input::Placed { slab, copy_indexes } => self.placed(slab, &copy_indexes, pages),
             Input::Filled { .. } => self.moving.filled(),
             Input::Dropped { slab, location, is_gone } => self.dropped(now, slab, location, is_gone),
             Input::Tick => {}
+        }
+        if clears {
+            self.clear_leaving(pages);
         }
         self.proceed(now, pages);
         std::mem::take(&mut self.outputs)
@@ -332,7 +371,11 @@ impl Steward {
     fn recall(&mut self, location: Location, pages: &dyn Pages) {
         // Released meanwhile, or recalled twice.
         let Some(slab) = pages.find(location) else { return };
-        if self.moving.recall(slab, location) {
+        self.bring_away(slab, location, Reason::Recall);
+    }
+
+    fn bring_away(&mut self, slab: SlabIndex, location: Location, reason: Reason) {
+        if self.moving.recall(slab, location, reason) {
             self.outputs.push(Output::Migrating { slab, is_migrating: true });
         }
     }
@@ -345,7 +388,7 @@ impl Steward {
         }
     }
 
-    fn placed(&mut self, slab: SlabIndex, copy_indexes: &[Option<usize>]) {
+    fn placed(&mut self, slab: SlabIndex, copy_indexes: &[Option<usize>], pages: &dyn Pages) {
         let ended = self.placing.placed(slab, copy_indexes);
         for (lease, copy_index) in &ended.leases {
             if copy_index.is_none() && self.donors.session(lease.location.donor) == Some(lease.session) {
@@ -355,16 +398,22 @@ impl Steward {
         }
         let filled = ended.leases.iter().filter_map(|(lease, copy_index)| Some(((*copy_index)?, lease.location)));
         let copies = filled.collect();
-        self.placement_ended(slab, ended.purpose, copies);
+        self.placement_ended(slab, ended.purpose, copies, pages);
     }
 
     /// A placement has found what it could: `copies` are new and empty.
-    fn placement_ended(&mut self, slab: SlabIndex, purpose: Purpose, copies: Vec<(usize, Location)>) {
+    fn placement_ended(
+        &mut self,
+        slab: SlabIndex,
+        purpose: Purpose,
+        copies: Vec<(usize, Location)>,
+        pages: &dyn Pages,
+    ) {
         match purpose {
             Purpose::First => {}
             Purpose::Restore if copies.is_empty() => {}
             Purpose::Restore => self.moving.refill(slab),
-            Purpose::Move => self.moving.placed(slab, copies),
+            Purpose::Move => self.moving.placed(slab, copies, self.config.promise(), pages),
         }
     }
 
@@ -404,7 +453,7 @@ impl Steward {
             outputs: &mut self.outputs,
         };
         for (slab, purpose) in self.placing.proceed(&mut context) {
-            self.placement_ended(slab, purpose, Vec::new());
+            self.placement_ended(slab, purpose, Vec::new(), pages);
         }
         self.moving.proceed(pages, &self.donors, &mut self.outputs);
         let possible = self.donors.has_room(now, pages.slab_size_bytes(), self.config.has_disk);

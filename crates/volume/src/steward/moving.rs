@@ -4,7 +4,8 @@
 //! needs that memory. A recalled slab is moved to another donor, not dropped to disk. Only when no other donor has
 //! room does it fall back to what else holds its pages: replicas, or the disk once the backlog brought every page
 //! there. A slab that nothing else holds stays where it is, and is tried again every [`RECALL_RETRY_PAUSE`]: there may
-//! be room then, or the disk may have caught up.
+//! be room then, or the disk may have caught up. Copies at a donor that is removed leave the same way, but only when
+//! as many others are there as were promised: that donor needs nothing back.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -26,8 +27,36 @@ enum Job {
     Refill(SlabIndex),
     /// Bring the copies up to date that were made for a move.
     Fill(SlabIndex, Vec<(usize, Location)>),
-    /// Take a copy away.
-    Drop(SlabIndex, Location),
+    /// Take a copy away, if its pages have so many copies at other donors.
+    Drop(SlabIndex, Location, usize),
+}
+
+/// Why a copy is brought away from its donor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The donor wants its memory back: one other copy of each page suffices.
+    Recall,
+    /// The donor is not used any more: the copies that were promised have to be elsewhere first.
+    Removal,
+}
+
+/// What copies a volume promises.
+#[derive(Clone, Copy, Debug)]
+pub struct Promise {
+    /// Copies at donors.
+    pub replicas: usize,
+    /// Whether there is a disk copy.
+    pub has_disk: bool,
+}
+
+impl Promise {
+    /// Copies at donors that the pages of a slab must have besides the one at `leaving`. With a disk, as many as the
+    /// slab has found places for.
+    fn others_min(self, slab: SlabIndex, leaving: DonorSlot, pages: &dyn Pages) -> usize {
+        let locations = pages.locations(slab);
+        let others = locations.iter().flatten().filter(|location| location.donor != leaving).count();
+        if self.has_disk { self.replicas.min(others) } else { self.replicas }
+    }
 }
 
 /// How far a recall is.
@@ -47,13 +76,16 @@ enum Stage {
 struct Recall {
     slab: SlabIndex,
     stage: Stage,
+    reason: Reason,
     is_told: bool,
+    /// The copy may stay after all, if it does not leave with the try that is under way.
+    is_called_off: bool,
 }
 
 /// How a drop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
-    /// A recalled slab has left its donor.
+    /// A recalled slab has left its donor, or may stay there after all.
     Moved,
     /// A recalled slab cannot leave its donor yet.
     Stuck {
@@ -70,8 +102,8 @@ pub struct Moving {
     jobs: VecDeque<Job>,
     /// The mover is at work.
     is_busy: bool,
-    /// On a copy that it takes away, of this session.
-    dropping: Option<SessionNumber>,
+    /// On a copy that it takes away, at this donor, of this session.
+    dropping: Option<(DonorSlot, Option<SessionNumber>)>,
     recalled: BTreeMap<(DonorSlot, u32), (Location, Recall)>,
 }
 
@@ -87,7 +119,7 @@ impl Moving {
 
     /// A copy holds no page.
     pub fn give_back(&mut self, slab: SlabIndex, location: Location) {
-        self.add(Job::Drop(slab, location));
+        self.add(Job::Drop(slab, location, 0));
     }
 
     fn add(&mut self, job: Job) {
@@ -96,13 +128,39 @@ impl Moving {
         }
     }
 
-    /// A donor wants a slab back; false when that is known already.
-    pub fn recall(&mut self, slab: SlabIndex, location: Location) -> bool {
-        if self.recalled.contains_key(&key(location)) {
+    /// A copy is to leave its donor; false when that is known already.
+    pub fn recall(&mut self, slab: SlabIndex, location: Location, reason: Reason) -> bool {
+        if let Some((_, recall)) = self.recalled.get_mut(&key(location)) {
+            recall.reason = recall.reason.min(reason);
+            recall.is_called_off = false;
             return false;
         }
-        self.recalled.insert(key(location), (location, Recall { slab, stage: Stage::Waiting, is_told: false }));
+        let recall = Recall { slab, stage: Stage::Waiting, reason, is_told: false, is_called_off: false };
+        self.recalled.insert(key(location), (location, recall));
         true
+    }
+
+    /// The removal of a donor is called off: its copies may stay. The slabs that are not moved any more.
+    pub fn call_off(&mut self, donor: DonorSlot) -> Vec<SlabIndex> {
+        let mut stay = Vec::new();
+        self.recalled.retain(|_, (location, recall)| {
+            if location.donor != donor || recall.reason != Reason::Removal {
+                return true;
+            }
+            let is_under_way = matches!(recall.stage, Stage::Placing | Stage::Leaving);
+            recall.is_called_off = is_under_way;
+            if !is_under_way {
+                stay.push(recall.slab);
+            }
+            is_under_way
+        });
+        stay
+    }
+
+    /// Whether a copy is on its way from `donor`.
+    pub fn is_leaving_from(&self, donor: DonorSlot) -> bool {
+        self.dropping.is_some_and(|(at, _)| at == donor)
+            || self.recalled.values().any(|(location, _)| location.donor == donor)
     }
 
     /// The recalls whose turn has come: slab and donor. `is_busy` says whether a slab is in a placement.
@@ -124,7 +182,7 @@ impl Moving {
     }
 
     /// Another donor was found for a slab that is to move, or none was: `copies` are new and empty.
-    pub fn placed(&mut self, slab: SlabIndex, copies: Vec<(usize, Location)>) {
+    pub fn placed(&mut self, slab: SlabIndex, copies: Vec<(usize, Location)>, promise: Promise, pages: &dyn Pages) {
         let is_its = |recall: &Recall| recall.slab == slab && recall.stage == Stage::Placing;
         let Some((location, recall)) = self.recalled.values_mut().find(|(_, recall)| is_its(recall)) else {
             // Its donor is gone meanwhile. The new copies are filled all the same.
@@ -132,7 +190,11 @@ impl Moving {
             return;
         };
         recall.stage = Stage::Leaving;
-        self.jobs.push_front(Job::Drop(slab, *location));
+        let others_min = match recall.reason {
+            Reason::Recall => 0,
+            Reason::Removal => promise.others_min(slab, location.donor, pages),
+        };
+        self.jobs.push_front(Job::Drop(slab, *location, others_min));
         if !copies.is_empty() {
             self.jobs.push_front(Job::Fill(slab, copies));
         }
@@ -145,14 +207,15 @@ impl Moving {
 
     /// The session whose copy the mover was told to take away.
     pub fn dropping(&self) -> Option<SessionNumber> {
-        self.dropping
+        self.dropping.and_then(|(_, session)| session)
     }
 
     /// The mover has taken a copy away, or not.
     pub fn dropped(&mut self, now: Instant, location: Location, is_gone: bool) -> Dropped {
         self.is_busy = false;
+        self.dropping = None;
         let Some((_, recall)) = self.recalled.get_mut(&key(location)) else { return Dropped::Other };
-        if is_gone {
+        if is_gone || recall.is_called_off {
             self.recalled.remove(&key(location));
             return Dropped::Moved;
         }
@@ -166,7 +229,7 @@ impl Moving {
         let lost: Vec<_> = self.recalled.iter().filter(|(_, (location, _))| location.donor == donor).collect();
         let slabs = lost.iter().map(|(_, (_, recall))| recall.slab).collect();
         self.recalled.retain(|_, (location, _)| location.donor != donor);
-        self.jobs.retain(|job| !matches!(job, Job::Drop(_, location) if location.donor == donor));
+        self.jobs.retain(|job| !matches!(job, Job::Drop(_, location, _) if location.donor == donor));
         slabs
     }
 
@@ -181,9 +244,9 @@ impl Moving {
                     Output::Fill { slab, copies }
                 }
                 Job::Fill(slab, copies) => Output::Fill { slab, copies },
-                Job::Drop(slab, location) => {
-                    self.dropping = donors.session(location.donor);
-                    Output::Drop { slab, location }
+                Job::Drop(slab, location, others_min) => {
+                    self.dropping = Some((location.donor, donors.session(location.donor)));
+                    Output::Drop { slab, location, others_min }
                 }
             };
             self.is_busy = true;

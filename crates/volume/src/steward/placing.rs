@@ -191,6 +191,29 @@ impl Placing {
         }
     }
 
+    /// A donor is to be used no more: it is asked for nothing, and what it lent goes back, except what is being put in
+    /// place. The leases that go back.
+    pub fn pass_over(&mut self, donor: DonorSlot) -> Vec<Lease> {
+        let mut back = Vec::new();
+        for placement in self.going_on.values_mut() {
+            if matches!(placement.stage, Stage::Placing) {
+                continue;
+            }
+            back.extend(placement.leases.extract_if(.., |lease| lease.location.donor == donor));
+            match &mut placement.stage {
+                Stage::Asking { drawn, .. } => drawn.retain(|one| one.donor != donor),
+                Stage::Leasing { donor: asked, .. } if *asked == donor => placement.stage = Stage::Idle,
+                _ => {}
+            }
+        }
+        back
+    }
+
+    /// Whether a placement has a slab of `donor`.
+    pub fn has_lease_of(&self, donor: DonorSlot) -> bool {
+        self.going_on.values().any(|placement| placement.leases.iter().any(|lease| lease.location.donor == donor))
+    }
+
     /// The leases of a placement were put in place, or found none.
     ///
     /// # Panics
@@ -345,7 +368,8 @@ impl Placement {
         let size_bytes = context.pages.slab_size_bytes();
         let is_taken = |donor, identity| taken.contains(&donor) || identities.contains(&identity);
         let fits = |(donor, view): &(DonorSlot, &super::donors::DonorView)| {
-            view.free_bytes >= size_bytes && !view.is_refused(context.now) && !is_taken(*donor, view.identity)
+            let may_lend = view.free_bytes >= size_bytes && !view.is_leaving && !view.is_refused(context.now);
+            may_lend && !is_taken(*donor, view.identity)
         };
         let stays = |location: &&Location| self.purpose != Purpose::Move || Some(location.donor) != self.leaving;
         let staying = locations.iter().flatten().filter(stays).map(|location| location.donor);

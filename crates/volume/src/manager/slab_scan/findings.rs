@@ -22,7 +22,9 @@ pub struct Findings {
 impl Findings {
     /// Looks at every slab; the others may use what is found.
     pub fn look(&self, shared: &ManagerState) -> Vec<Finding> {
-        self.remember(shared.volume.geometry.slabs().map(|slab| examine(shared, slab)).collect(), Instant::now())
+        let connected = shared.donors.connected();
+        let findings = shared.volume.geometry.slabs().map(|slab| examine(shared, slab, connected)).collect();
+        self.remember(findings, Instant::now())
     }
 
     /// As [`Findings::look`], unless another thread looked a moment ago.

@@ -10,16 +10,16 @@ use spillway_fabric::units::SlabIndex;
 
 use crate::limits::{COPIES_MAX, SLAB_SCAN_INTERVAL, SLAB_SCAN_SHARE};
 use crate::manager::decisions::PlaceJob;
-use crate::manager::donors::Phase;
 use crate::manager::mapping::place;
 use crate::manager::{ManagerState, link};
 use crate::slab_map::slab_entry::Location;
 use crate::steward::Input;
 use crate::steward::care::Finding;
 
-/// Looks at a slab. A copy whose donor's session ended does not count, though its copy index may not be emptied yet.
-pub fn examine(shared: &ManagerState, slab: SlabIndex) -> Finding {
-    let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
+/// Looks at a slab. A copy whose donor is not `connected`, a bit each, does not count, though its copy index may not be
+/// emptied yet.
+pub fn examine(shared: &ManagerState, slab: SlabIndex, connected: u64) -> Finding {
+    let alive = |location: &Location| connected & (1 << location.donor.0) != 0;
     let locations = shared.volume.slab(slab).locations().map(|copy_index| copy_index.filter(alive));
     let mut finding = Finding { copies: locations.iter().flatten().count(), ..Finding::default() };
     for first in shared.volume.geometry.words(slab) {
@@ -40,7 +40,9 @@ pub fn run(shared: &ManagerState) {
     while !shared.is_stopping() {
         wait(shared, next_look);
         for donor in shared.volume.take_trouble() {
-            link::reset(&shared.donors[usize::from(donor.0)], "requests to it failed");
+            if let Some(donor) = shared.donors.get(donor) {
+                link::reset(&donor, "requests to it failed");
+            }
         }
         tell_wanted(shared);
         if shared.decisions.wake_at().is_some_and(|at| at <= Instant::now()) {

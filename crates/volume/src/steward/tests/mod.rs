@@ -3,5 +3,6 @@
 mod life;
 mod random_inputs;
 mod recalls;
+mod removals;
 mod sites;
 mod world;

@@ -15,10 +15,10 @@ const SLABS: u32 = 6;
 fn happen(world: &mut World, random: &mut XorShift) {
     let donors = world.donors.len();
     let donor = random.below(donors);
-    match random.below(14) {
+    match random.below(16) {
         0 | 1 => world.write(random.below(SLABS as usize) as u32),
         2 if world.donors[donor].session.is_some() => world.lose(donor),
-        2 | 3 if world.donors[donor].session.is_none() => world.connect(donor),
+        2 | 3 if world.donors[donor].session.is_none() && !world.leaving.contains_key(&donor) => world.connect(donor),
         4 => {
             let lent: Vec<SlabHandle> = world.donors[donor].lent.iter().copied().collect();
             if !lent.is_empty() {
@@ -34,6 +34,13 @@ fn happen(world: &mut World, random: &mut XorShift) {
             }
         }
         8 => world.look(),
+        14 if world.leaving.len() < 2 => world.remove(donor),
+        15 if random.below(2) == 0 => world.close_empty(),
+        15 => {
+            if let Some(donor) = world.leaving.keys().next().copied() {
+                world.add(donor);
+            }
+        }
         9 if !world.places.is_empty() => world.place(),
         10 if world.job.is_some() => world.move_on(),
         _ if !world.messages.is_empty() => {
@@ -50,6 +57,8 @@ fn run(seed: u64, replicas: usize, has_disk: bool) -> String {
     let mut random = XorShift::new(seed);
     (0..600).for_each(|_| happen(&mut world, &mut random));
     // The storm is over: every donor is there, answers, and has room.
+    let leaving: Vec<usize> = world.leaving.keys().copied().collect();
+    leaving.iter().skip(1).for_each(|donor| world.add(*donor));
     for donor in 0..world.donors.len() {
         world.donors[donor].is_mute = false;
         world.donors[donor].room_slabs = 20;
@@ -59,6 +68,9 @@ fn run(seed: u64, replicas: usize, has_disk: bool) -> String {
     }
     world.pass(Duration::from_secs(30));
     world.check_settled();
+    for (donor, is_empty) in &world.leaving {
+        assert!(*is_empty && world.donors[*donor].lent.is_empty(), "every removal ends");
+    }
     assert_eq!(world.steward.recalls_under_way(), 0, "every recall ends");
     for slab in (0..SLABS).map(|slab| world.slab(slab)).filter(|slab| slab.is_stored) {
         let copies = slab.has_pages.iter().filter(|has| **has).count();

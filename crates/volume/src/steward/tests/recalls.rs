@@ -10,7 +10,7 @@ use crate::limits::RECALL_RETRY_PAUSE;
 use crate::slab_map::slab_entry::DonorSlot;
 
 /// A volume of `slabs` slabs with pages.
-fn filled(replicas: usize, has_disk: bool, slabs: u32, rooms: &[u64]) -> World {
+pub(super) fn filled(replicas: usize, has_disk: bool, slabs: u32, rooms: &[u64]) -> World {
     let mut world = World::new(replicas, has_disk, slabs as usize, rooms);
     for slab in 0..slabs {
         world.write(slab);
@@ -21,7 +21,7 @@ fn filled(replicas: usize, has_disk: bool, slabs: u32, rooms: &[u64]) -> World {
     world
 }
 
-fn recall_from(world: &mut World, donor: usize) {
+pub(super) fn recall_from(world: &mut World, donor: usize) {
     let handles: Vec<SlabHandle> = world.donors[donor].lent.iter().copied().collect();
     handles.into_iter().for_each(|handle| world.recall(donor, handle));
 }

@@ -88,6 +88,8 @@ pub(super) struct World {
     pub(super) keeps_copies: bool,
     /// Leases that are in no copy index yet.
     loose: BTreeMap<(DonorSlot, SessionNumber, SlabHandle), ()>,
+    /// Donors that were removed, and whether the Steward said that they are empty.
+    pub(super) leaving: BTreeMap<usize, bool>,
     has_disk: bool,
 }
 
@@ -111,6 +113,7 @@ impl World {
             notes: Vec::new(),
             keeps_copies: false,
             loose: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             has_disk,
         };
         (0..rooms.len()).for_each(|donor| world.connect(donor));
@@ -156,6 +159,36 @@ impl World {
                 }
             }
             slab.is_stored &= slab.is_on_disk || slab.has_pages.contains(&true);
+        }
+    }
+
+    /// A donor in a slot that was never used.
+    pub(super) fn new_donor(&mut self, room_slabs: u64) {
+        let index = self.donors.len();
+        self.donors.push(Donor { room_slabs, identity: index as u128, ..Donor::default() });
+        self.add(index);
+        self.connect(index);
+    }
+
+    /// A donor is to be used no more.
+    pub(super) fn remove(&mut self, index: usize) {
+        self.leaving.entry(index).or_insert(false);
+        self.feed(Input::Removed { donor: DonorSlot(index as u16) });
+    }
+
+    /// A donor may be used again: its removal is called off, or it is another one in the same slot.
+    pub(super) fn add(&mut self, index: usize) {
+        self.leaving.remove(&index);
+        self.feed(Input::Added { donor: DonorSlot(index as u16) });
+    }
+
+    /// Donors that are empty lose their links.
+    pub(super) fn close_empty(&mut self) {
+        let empty: Vec<usize> = self.leaving.iter().filter(|(_, is_empty)| **is_empty).map(|(at, _)| *at).collect();
+        for index in empty {
+            if self.donors[index].session.is_some() {
+                self.lose(index);
+            }
         }
     }
 
@@ -206,7 +239,17 @@ impl World {
                     Some(session),
                     "{message:?} to a session that is over"
                 );
+                let asks = matches!(message, Message::Lease { .. });
+                let is_leaving = self.leaving.contains_key(&usize::from(donor.0));
+                assert!(!asks || !is_leaving, "a donor that is to be used no more is asked for a slab");
                 self.messages.push((donor, session, message));
+            }
+            Output::Empty { donor } => {
+                let is_told = self.leaving.get_mut(&usize::from(donor.0)).expect("only a removed donor is empty");
+                assert!(!std::mem::replace(is_told, true), "said once");
+                let slabs = self.volume.0.borrow();
+                let there = slabs.iter().flat_map(|slab| slab.locations.into_iter().flatten());
+                assert_eq!(there.filter(|location| location.donor == donor).count(), 0, "not empty");
             }
             Output::Place { slab, leases, copies_max } => {
                 assert!(self.places.iter().all(|(other, ..)| *other != slab), "one placement for a slab at a time");
@@ -304,8 +347,8 @@ impl World {
                 self.fill(slab, &copies);
                 self.feed(Input::Filled { slab });
             }
-            Some(Output::Drop { slab, location }) => {
-                let is_gone = self.drop_covered(slab, location);
+            Some(Output::Drop { slab, location, others_min }) => {
+                let is_gone = self.drop_covered(slab, location, others_min);
                 self.feed(Input::Dropped { slab, location, is_gone });
             }
             other => panic!("{other:?} is no job"),
@@ -323,16 +366,17 @@ impl World {
         }
     }
 
-    fn drop_covered(&mut self, slab: SlabIndex, location: Location) -> bool {
+    fn drop_covered(&mut self, slab: SlabIndex, location: Location, others_min: usize) -> bool {
         {
             let mut slabs = self.volume.0.borrow_mut();
             let entry = &mut slabs[slab.0 as usize];
             let Some(copy_index) = entry.locations.iter().position(|other| *other == Some(location)) else {
                 return false;
             };
-            let elsewhere = (0..COPIES_MAX).any(|other| other != copy_index && entry.has_pages[other]);
-            let is_sole = entry.has_pages[copy_index] && entry.is_stored && !elsewhere && !entry.is_on_disk;
-            if is_sole || self.keeps_copies {
+            let others = (0..COPIES_MAX).filter(|other| *other != copy_index && entry.has_pages[*other]).count();
+            let is_covered = if others_min == 0 { others > 0 || entry.is_on_disk } else { others >= others_min };
+            let is_needed = entry.has_pages[copy_index] && entry.is_stored && !is_covered;
+            if is_needed || self.keeps_copies {
                 return false;
             }
             entry.locations[copy_index] = None;
