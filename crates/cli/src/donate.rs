@@ -236,6 +236,7 @@ fn answer(question: Question, service: &DonorService) -> Answer {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&json!({ "donor": service.status() })),
         Question::Cluster => Answer::no_cluster(),
+        Question::Donor(_) => Answer::no_donors(),
         Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),
     }
 }

@@ -26,6 +26,16 @@ pub(crate) const DONORS_TOLD_MAX: usize = 8;
 /// (docs/decisions/membership.md).
 pub(crate) const LENDERS_SETTLE: Duration = Duration::from_secs(10);
 
+/// How often `remove-donor` and `drain` tell how far they are.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Memory that is to move and does not for so long: people are told. A slab of 1 GiB takes 9 s at 1 Gbit/s.
+pub(crate) const MOVE_STALL_TOLD: Duration = Duration::from_secs(10);
+
+/// After so long `remove-donor` and `drain` end with what is in the way: two deadlines of recalls
+/// ([`spillway_donor::limits::RECALL_DEADLINE`]). The moving goes on.
+pub(crate) const MOVE_STALL_MAX: Duration = Duration::from_secs(60);
+
 /// Memory that `run` never lends from its own machine, besides a tenth of all: the desktop or shell must stay usable.
 pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
 

@@ -217,7 +217,9 @@ fn describe_donors(text: &mut String, donors: Option<&Value>) {
         let field = |name: &str| donor.get(name).and_then(Value::as_str).unwrap_or("-").to_owned();
         let slabs = donor.get("slabs").and_then(Value::as_u64).unwrap_or(0);
         let _ = write!(text, "  donor {}: {} {}, {slabs} slabs", field("address"), field("state"), field("transport"));
-        let _ = write!(text, "{}{}", site_of(donor), latency_of(donor));
+        let is_leaving = donor.get("is_leaving").and_then(Value::as_bool) == Some(true);
+        let leaving = if is_leaving { ", being removed" } else { "" };
+        let _ = write!(text, "{leaving}{}{}", site_of(donor), latency_of(donor));
         let error = field("last_error");
         let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
     }
@@ -348,7 +350,7 @@ mod tests {
     #[test]
     fn people_read_what_matters_of_a_device() {
         let donor = json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "zone": "east", "rack": "", "last_error": "timed out",
-                "latency": {
+                "is_leaving": true, "latency": {
                 "reads": {"p50_us": 90.2, "p99_us": 510000.0}, "waiting_us": 2500.0, "is_slow": true, "reads_taken_elsewhere": 4}});
         let report = json!({"notes": ["careful"], "device": {
             "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor],
@@ -359,7 +361,7 @@ mod tests {
         for expected in [
             "/dev/loop0, 1 GiB, disk, health: disk only",
             "front end: nbd (one socket from the kernel; no ublk: not loaded)\n",
-            "donor a:1: lost tcp, 3 slabs, zone east, reads p50 90 us, p99 510000 us, owes an answer since 2 ms, 4 reads taken elsewhere, SLOW (timed out)",
+            "donor a:1: lost tcp, 3 slabs, being removed, zone east, reads p50 90 us, p99 510000 us, owes an answer since 2 ms, 4 reads taken elsewhere, SLOW (timed out)",
             "note: careful",
             "being filled: 40 %",
         ] {

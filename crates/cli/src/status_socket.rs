@@ -13,10 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::donor_change::DonorChange;
 use crate::limits;
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Question {
     /// Are you there?
@@ -25,6 +26,8 @@ pub(crate) enum Question {
     Status,
     /// Which machines belong to the cluster?
     Cluster,
+    /// Please use another donor, or one less.
+    Donor(DonorChange),
     /// Please end, leaving nothing behind.
     Stop,
 }
@@ -54,6 +57,11 @@ impl Answer {
     /// Only an agent knows a cluster.
     pub(crate) fn no_cluster() -> Self {
         Self::refused("only an agent belongs to a cluster, by [cluster] in its configuration")
+    }
+
+    /// Only a process that serves pages has donors.
+    pub(crate) fn no_donors() -> Self {
+        Self::refused("it uses no donors; name a device or a run by the pager")
     }
 
     /// What is going on.
@@ -204,6 +212,7 @@ mod tests {
         match question {
             Question::Ping => Answer::done(),
             Question::Status => Answer::status(&serde_json::json!({"pages": 7})),
+            Question::Donor(change) => Answer::status(&change),
             Question::Cluster | Question::Stop => Answer::refused("in use"),
         }
     }
@@ -214,6 +223,9 @@ mod tests {
             let deadline = Duration::from_secs(20);
             assert_eq!(ask(path, Question::Ping, deadline).unwrap(), None);
             assert_eq!(ask_status(path).unwrap()["pages"], 7);
+            let change = DonorChange::Remove("unix:/a".to_owned());
+            let heard = ask(path, Question::Donor(change.clone()), deadline).unwrap().unwrap();
+            assert_eq!(serde_json::from_value::<DonorChange>(heard).unwrap(), change);
             let error = ask(path, Question::Stop, deadline).unwrap_err();
             assert_eq!(error.to_string(), "in use");
         });

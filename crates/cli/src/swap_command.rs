@@ -7,6 +7,7 @@ use crate::device::command::{Purpose, chosen, start};
 use crate::device::prefetch::plan::PrefetchPlan;
 use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
+use crate::donor_change::{self, Among};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::reserve::Reserve;
@@ -21,6 +22,8 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
     match command {
         SwapCommand::On(arguments) => on(arguments),
         SwapCommand::Off(arguments) => off(arguments),
+        SwapCommand::AddDonor(arguments) => donor_change::add(Among::Swap, arguments),
+        SwapCommand::RemoveDonor(arguments) => donor_change::remove(Among::Swap, arguments),
         SwapCommand::Status(output) => status::show(output, Some(Kind::Device), &Item::is_swap),
     }
 }

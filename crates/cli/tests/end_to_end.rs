@@ -36,6 +36,7 @@ mod end_to_end {
     mod at_random;
     mod clusters;
     mod crash;
+    mod donor_changes;
     mod killed_runs;
     mod machine_swap;
     mod network_disk;

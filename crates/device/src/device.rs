@@ -193,6 +193,11 @@ impl Device {
         &self.donors_missing
     }
 
+    /// The volume behind it; `None` for one that serves from memory of this process.
+    pub fn volume(&self) -> Option<&RunningVolume> {
+        self.remote.as_ref()
+    }
+
     /// Bytes of the device: the asked size, rounded up to whole slabs.
     pub fn size_bytes(&self) -> u64 {
         self.config.volume.whole_slabs_bytes()

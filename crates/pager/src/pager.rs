@@ -92,6 +92,11 @@ fn make_pools(fault_threads: usize, pool: &Arc<BufferPool>) -> io::Result<Vec<Ar
 }
 
 impl Pager {
+    /// The volume behind it, while it runs.
+    pub fn volume(&self) -> Option<&RunningVolume> {
+        self.remote.as_ref()
+    }
+
     /// The donors that could not be reached when the pager started, each as its address and the reason.
     pub fn donors_missing(&self) -> &[String] {
         &self.donors_missing

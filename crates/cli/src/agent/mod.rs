@@ -117,6 +117,7 @@ fn answer(
             Some(cluster) => Answer::status(&cluster.service.view()),
             None => Answer::no_cluster(),
         },
+        Question::Donor(_) => Answer::no_donors(),
         Question::Stop => Answer::refused("the agent ends by SIGTERM, so that its supervisor knows"),
     }
 }

@@ -240,6 +240,10 @@ pub(crate) enum SwapCommand {
     Off(NameArguments),
     /// Show the swap devices
     Status(OutputArguments),
+    /// Use another donor too; swapping goes on meanwhile
+    AddDonor(AddDonorArguments),
+    /// Bring everything away from a donor, then use it no more; swapping goes on meanwhile
+    RemoveDonor(RemoveDonorArguments),
 }
 
 /// `spillway device`.
@@ -251,6 +255,34 @@ pub(crate) enum DeviceCommand {
     Off(NameArguments),
     /// Show the block devices
     Status(OutputArguments),
+    /// Use another donor too; the device or run goes on meanwhile
+    AddDonor(AddDonorArguments),
+    /// Bring everything away from a donor, then use it no more; the device or run goes on meanwhile
+    RemoveDonor(RemoveDonorArguments),
+}
+
+/// `spillway swap add-donor` and `spillway device add-donor`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AddDonorArguments {
+    /// Name of the device; of `device add-donor` also of a run
+    pub(crate) device: String,
+    /// The donor: HOST:PORT or unix:/PATH
+    pub(crate) address: DonorAddress,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+/// `spillway swap remove-donor` and `spillway device remove-donor`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RemoveDonorArguments {
+    /// Name of the device; of `device remove-donor` also of a run
+    pub(crate) device: String,
+    /// The donor, as `status` shows its address
+    pub(crate) address: DonorAddress,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
 }
 
 /// `spillway swap on`.

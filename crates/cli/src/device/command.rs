@@ -11,6 +11,7 @@ use crate::arguments::{
     DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
 };
 use crate::cluster_donors::{self, Borrower};
+use crate::donor_change::{self, Among};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
@@ -27,6 +28,8 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
     match command {
         DeviceCommand::On(arguments) => on(arguments),
         DeviceCommand::Off(arguments) => off(arguments),
+        DeviceCommand::AddDonor(arguments) => donor_change::add(Among::All, arguments),
+        DeviceCommand::RemoveDonor(arguments) => donor_change::remove(Among::All, arguments),
         DeviceCommand::Status(output) => status::show(output, Some(Kind::Device), &|_| true),
     }
 }

@@ -229,6 +229,7 @@ impl Keeper {
             socket.serve(TURN, &mut |question| match question {
                 Question::Ping => Answer::done(),
                 Question::Cluster => Answer::no_cluster(),
+                Question::Donor(_) => Answer::refused("no process serves it, see its status"),
                 Question::Status => Answer::status(&report),
                 Question::Stop => {
                     stopped = true;

@@ -229,6 +229,7 @@ impl Server {
         match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),
+            Question::Donor(change) => change.carry_out(self.device.volume()),
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
                 notes: self.notes.clone(),

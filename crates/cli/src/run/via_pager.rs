@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_pager::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
+use spillway_volume::running::RunningVolume;
 
 use super::calls::{self, Told};
 use super::descriptors::raise_limit;
@@ -202,6 +203,10 @@ impl Governed for Paged {
 
     fn report(&self) -> Value {
         json!(self.pager.status())
+    }
+
+    fn volume(&self) -> Option<&RunningVolume> {
+        self.pager.volume()
     }
 }
 

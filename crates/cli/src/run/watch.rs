@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_volume::running::RunningVolume;
 
 use super::program::Program;
 use super::via::Choice;
@@ -43,6 +44,11 @@ pub(crate) trait Governed: Sync {
     /// What else there is to say; null if no other process says it.
     fn report(&self) -> Value {
         Value::Null
+    }
+
+    /// The volume, if it is in this process.
+    fn volume(&self) -> Option<&RunningVolume> {
+        None
     }
 
     /// What prefetching does; null where it is no part of the way.
@@ -196,6 +202,10 @@ fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunRepo
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),
+            Question::Donor(change) => match governed.volume() {
+                None => Answer::no_donors(),
+                volume => change.carry_out(volume),
+            },
             Question::Status => {
                 let now = report.lock().expect("no holder panics").clone();
                 Answer::status(&RunReport { pager: governed.report(), prefetch: governed.prefetch(), ..now })
