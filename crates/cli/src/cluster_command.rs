@@ -53,7 +53,7 @@ fn row(member: &MemberView) -> [String; COLUMNS.len()] {
 /// A table for people. Writing to a string cannot fail, so results are dropped.
 fn describe(view: &ClusterView) -> String {
     let count = |states: &[&str]| view.members.iter().filter(|member| states.contains(&member.state.as_str())).count();
-    let (living, gone) = (count(&["alive", "suspect", "listed"]), count(&["gone", "left"]));
+    let (living, gone) = (count(&["alive", "draining", "suspect", "listed"]), count(&["gone", "left"]));
     let sealed = if view.sealed { "sealed" } else { "NOT sealed" };
     let mut text = format!("cluster {} ({}, {sealed}): {living} machines", view.name, view.discovery);
     let _ = if gone > 0 { writeln!(text, ", {gone} gone") } else { writeln!(text) };

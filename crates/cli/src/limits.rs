@@ -36,6 +36,13 @@ pub(crate) const MOVE_STALL_TOLD: Duration = Duration::from_secs(10);
 /// ([`spillway_donor::limits::RECALL_DEADLINE`]). The moving goes on.
 pub(crate) const MOVE_STALL_MAX: Duration = Duration::from_secs(60);
 
+/// A donor that is being drained and does not answer is asked again for so long.
+pub(crate) const DRAIN_SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Characters of an identity that mean a machine, at least: four hexadecimal digits tell 250 machines apart with even
+/// odds, and `spillway cluster` shows eight.
+pub(crate) const IDENTITY_CHARACTERS_MIN: usize = 4;
+
 /// Memory that `run` never lends from its own machine, besides a tenth of all: the desktop or shell must stay usable.
 pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
 

@@ -22,6 +22,7 @@ mod device;
 mod doctor;
 mod donate;
 mod donor_change;
+mod drain;
 mod failure;
 mod generated_files;
 mod interruption;
@@ -112,6 +113,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Donate(arguments) => donate::execute(&arguments)?,
         Command::Status(output) => status::show(&output, None, &|_| true)?,
         Command::Cluster(output) => cluster_command::execute(&output)?,
+        Command::Drain(arguments) => drain::execute(&arguments)?,
         Command::Top(arguments) => top::execute(&arguments)?,
         Command::Doctor(arguments) => doctor::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,

@@ -264,10 +264,15 @@ fn describe_donor(text: &mut String, item: &Item) {
     let number = |name: &str| human(item.number(&format!("/donor/{name}")));
     let _ = writeln!(
         text,
-        "  lent {} of {}, {} free",
+        "  lent {} of {}, {} free{}",
         number("lent_bytes"),
         number("quota_bytes"),
-        number("free_to_lend_bytes")
+        number("free_to_lend_bytes"),
+        if item.report.pointer("/donor/draining").and_then(Value::as_bool) == Some(true) {
+            ", DRAINING (`spillway drain --undo` lends again)"
+        } else {
+            ""
+        }
     );
     let sessions = item.report.pointer("/donor/sessions").and_then(Value::as_array);
     sessions.into_iter().flatten().for_each(|session| describe_session(text, session));
@@ -386,11 +391,12 @@ mod tests {
             json!({"volume": "v", "peer": "p:1", "transport": transport, "lent_bytes": 32 << 20,
                 "read_bytes": bytes, "written_bytes": bytes})
         };
-        let report = json!({"donor": {"lent_bytes": 64 << 20, "quota_bytes": 1 << 30, "free_to_lend_bytes": 0,
+        let report = json!({"donor": {"lent_bytes": 64 << 20, "quota_bytes": 1 << 30, "free_to_lend_bytes": 0, "draining": true,
             "sessions": [session("tcp", json!(2 << 20)), session("shm", Value::Null)]}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Donor, report));
         for expected in [
+            "lent 64 MiB of 1 GiB, 0 B free, DRAINING",
             "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB\n",
             "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower\n",
         ] {

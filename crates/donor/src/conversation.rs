@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
-use spillway_fabric::control::message::{Hello, Message};
+use spillway_fabric::control::message::{DrainOrder, Hello, Message};
 use spillway_fabric::control::{self, ControlChannel, ControlError, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL};
 use spillway_fabric::tcp::Traffic;
@@ -18,6 +18,7 @@ use spillway_fabric::wire::SessionToken;
 use crate::connections::Place;
 use crate::donor_state::DonorState;
 use crate::lender::{EndReason, Input, Make, Opening};
+use crate::limits::HOLDERS_TOLD_MAX;
 use crate::session::{Ending, Outbox, Session};
 use crate::slab_memory::SessionSlabs;
 
@@ -44,7 +45,7 @@ pub(crate) enum SessionEnd {
     Randomness(#[from] std::io::Error),
 }
 
-/// Serves a control connection until its session ends.
+/// Serves a control connection until its session ends, or its operator was answered.
 pub(crate) fn serve(
     shared: &DonorState,
     opening: control::Opening,
@@ -54,8 +55,14 @@ pub(crate) fn serve(
     let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
     let passes_descriptors = channel.passes_descriptors();
     let (sender, mut receiver) = channel.split();
-    let (Message::Hello(hello), _) = receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)? else {
-        return Err(SessionEnd::Protocol);
+    let hello = match receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)?.0 {
+        Message::Hello(hello) => hello,
+        Message::Drain { order } => {
+            // The operator asks again, over a connection of its own.
+            sender.send(&drain(shared, order, peer), None)?;
+            return Ok(());
+        }
+        _ => return Err(SessionEnd::Protocol),
     };
     let (token, resume) = (SessionToken(random_bytes()?), SessionToken(random_bytes()?));
     let session = shared.enter(|id| session(id, token, &hello, peer, &sender));
@@ -72,6 +79,34 @@ pub(crate) fn serve(
     let lost = converse(shared, &session, &mut receiver);
     shared.feed(Input::Ended { session: session.id });
     Err(end(shared, &session, lost))
+}
+
+/// Does what an operator orders, and says how far it is.
+fn drain(shared: &DonorState, order: DrainOrder, peer: &str) -> Message {
+    match order {
+        DrainOrder::Look => {}
+        DrainOrder::Drain => {
+            tracing::info!("{peer} has this donor drained");
+            drop(shared.feed(Input::Drain));
+        }
+        DrainOrder::Undo => {
+            tracing::info!("{peer} has this donor lend again");
+            drop(shared.feed(Input::Undrain));
+        }
+    }
+    let shell = shared.lock();
+    let lender = &shell.lender;
+    let holder = |session: &Arc<Session>| {
+        let slabs = lender.slabs_held(session.id);
+        (slabs > 0).then(|| format!("{} of {}", session.volume, session.peer))
+    };
+    let holders: Vec<String> = shell.sessions.values().filter_map(holder).take(HOLDERS_TOLD_MAX).collect();
+    Message::Draining {
+        is_draining: lender.is_draining(),
+        quota_bytes: lender.capacity().quota_bytes(),
+        lent_bytes: lender.holdings().lent_bytes,
+        holders: holders.join(", "),
+    }
 }
 
 fn session(

@@ -36,6 +36,9 @@ pub const AVAILABLE_WEIGHT: f64 = 0.2;
 /// twice as large. Below it, a container at its own limit makes such a pressure although the machine has memory.
 pub const PRESSURE_PERCENT_MAX: f64 = 10.0;
 
+/// Volumes that an operator who drains a donor is told by name: more than a line holds.
+pub const HOLDERS_TOLD_MAX: usize = 8;
+
 /// How soon recalled slabs are wanted back: moving 1 GiB at 1 Gb/s takes 9 s, and a borrower moves several.
 pub const RECALL_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -124,7 +124,7 @@ fn answer(
 
 /// What `status` shows of the cluster; `spillway cluster` shows all.
 fn summary(view: &ClusterView) -> serde_json::Value {
-    let is_living = |member: &&MemberView| ["alive", "suspect", "listed"].contains(&member.state.as_str());
+    let is_living = |member: &&MemberView| ["alive", "draining", "suspect", "listed"].contains(&member.state.as_str());
     let living = view.members.iter().filter(is_living).count();
     serde_json::json!({ "name": view.name, "machines": living, "sealed": view.sealed, "warnings": view.warnings })
 }
@@ -146,11 +146,11 @@ impl Cluster {
             return;
         }
         self.next_figures = Instant::now() + FIGURES_INTERVAL;
-        let (quota_bytes, lent_bytes) = donor.map_or((0, 0), |donor| {
+        let (quota_bytes, lent_bytes, is_draining) = donor.map_or((0, 0, false), |donor| {
             let status = donor.status();
-            (status.quota_bytes, status.lent_bytes)
+            (status.quota_bytes, status.lent_bytes, status.draining)
         });
-        self.service.tell(Figures { quota_bytes, lent_bytes, used_bytes: used_bytes(registry) });
+        self.service.tell(Figures { quota_bytes, lent_bytes, used_bytes: used_bytes(registry), is_draining });
     }
 }
 

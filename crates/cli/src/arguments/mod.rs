@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Trace(TraceCommand),
     /// Show the machines of the cluster that this machine's agent belongs to: what each lends and uses
     Cluster(OutputArguments),
+    /// Empty a donor: its borrowers move their pages elsewhere, and it lends nothing any more
+    Drain(DrainArguments),
     /// Say what this kernel and user can do, and the command that mends what is missing
     Doctor(DoctorArguments),
     /// The long-running daemon, as its configuration says
@@ -402,6 +404,22 @@ pub(crate) struct DonateArguments {
     /// Ends when standard input does and nothing is lent any more
     #[arg(long, hide = true)]
     pub(crate) owned: bool,
+}
+
+/// `spillway drain`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrainArguments {
+    /// A machine of the cluster: its name, its address or the beginning of its identity [default: this machine]
+    pub(crate) machine: Option<String>,
+    /// Have it lend again
+    #[arg(long)]
+    pub(crate) undo: bool,
+    /// The cluster key, or 'none' [default: that of this machine's agent]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
 }
 
 /// `spillway doctor`.

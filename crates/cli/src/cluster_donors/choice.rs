@@ -172,14 +172,14 @@ impl Settling {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
     use crate::agent::cluster::view::TrafficView;
     use crate::arguments::{Arguments, Command};
 
-    fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberView {
+    pub(crate) fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberView {
         MemberView {
             name: Some(format!("node{number}")),
             address: format!("10.0.{}.{}:7070", number / 256, number % 256),
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    fn view(members: Vec<MemberView>) -> ClusterView {
+    pub(crate) fn view(members: Vec<MemberView>) -> ClusterView {
         ClusterView {
             name: "home".to_owned(),
             discovery: "gossip".to_owned(),
@@ -236,6 +236,7 @@ mod tests {
             member(3, "alive", None),
             member(4, "suspect", GIB),
             member(5, "gone", GIB),
+            member(8, "draining", GIB),
             full,
             foreign,
             again,

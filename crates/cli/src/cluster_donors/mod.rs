@@ -63,6 +63,11 @@ pub(crate) fn choose(view: &ClusterView) -> Result<ClusterDonors, Failure> {
     ClusterDonors::choose(view, u64::from_le_bytes(seed)).map_err(Failure::failed)
 }
 
+/// The cluster of this machine's agent, if it has one.
+pub(crate) fn agents_view(registry: &Registry) -> Result<Option<ClusterView>, Failure> {
+    agent(registry)?.map_or(Ok(None), |agent| ask_for_cluster(&agent))
+}
+
 fn agent(registry: &Registry) -> Result<Option<Found>, Failure> {
     let entries = registry.entries().map_err(Failure::failed)?;
     Ok(entries.into_iter().find(|found| found.kind == Kind::Agent && found.is_alive()))

@@ -106,6 +106,8 @@ pub enum Input {
     },
     /// Nothing is to be lent any more, and everything is to come back.
     Drain,
+    /// Lend again. What was asked back before still comes back.
+    Undrain,
     /// The time of the last [`Output::WakeAt`] has come.
     Tick,
 }
@@ -313,6 +315,7 @@ impl Lender {
             Input::MakeFailed { slab, reason } => self.make_failed(slab, &reason),
             Input::Quota { bytes } => self.capacity.set_quota(bytes),
             Input::Drain => self.is_draining = true,
+            Input::Undrain => self.is_draining = false,
             Input::Tick => {}
         }
         if changes {

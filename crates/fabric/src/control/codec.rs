@@ -4,7 +4,7 @@
 //! Decoding checks every bound before it takes memory, refuses what is left over, and never panics. Whatever decodes
 //! encodes to the same bytes (tested), so there is one way to say each thing.
 
-use crate::control::message::{Hello, Message, Welcome};
+use crate::control::message::{DrainOrder, Hello, Message, Welcome};
 use crate::limits::{
     CONTROL_MESSAGE_BYTES_MAX, LABEL_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX,
 };
@@ -56,6 +56,8 @@ mod kind {
     pub(super) const PONG: u8 = 15;
     pub(super) const GOODBYE: u8 = 16;
     pub(super) const HELD: u8 = 17;
+    pub(super) const DRAIN: u8 = 18;
+    pub(super) const DRAINING: u8 = 19;
 }
 
 /// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
@@ -83,6 +85,17 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
             let writer = writer.kind(kind::ACTIVITY).u32(*request).count(values.len(), SLABS_PER_MESSAGE_MAX)?;
             values.iter().fold(writer, |writer, (slab, activity)| writer.slab(*slab).u64(*activity))
         }
+        Message::Drain { order } => writer.kind(kind::DRAIN).array(&[match order {
+            DrainOrder::Look => 0,
+            DrainOrder::Drain => 1,
+            DrainOrder::Undo => 2,
+        }]),
+        Message::Draining { is_draining, quota_bytes, lent_bytes, holders } => writer
+            .kind(kind::DRAINING)
+            .flag(*is_draining)
+            .u64(*quota_bytes)
+            .u64(*lent_bytes)
+            .text(holders, REASON_BYTES_MAX),
         Message::Ping => writer.kind(kind::PING),
         Message::Pong => writer.kind(kind::PONG),
         Message::Goodbye { reason } => writer.kind(kind::GOODBYE).text(reason, REASON_BYTES_MAX),
@@ -167,6 +180,20 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
         kind::ACTIVITY => Message::Activity {
             request: reader.u32()?,
             values: reader.list(|reader| Ok((reader.slab()?, reader.u64()?)))?,
+        },
+        kind::DRAIN => Message::Drain {
+            order: match reader.u8()? {
+                0 => DrainOrder::Look,
+                1 => DrainOrder::Drain,
+                2 => DrainOrder::Undo,
+                _ => return Err(CodecError::Value),
+            },
+        },
+        kind::DRAINING => Message::Draining {
+            is_draining: reader.flag()?,
+            quota_bytes: reader.u64()?,
+            lent_bytes: reader.u64()?,
+            holders: reader.text(REASON_BYTES_MAX)?,
         },
         kind::PING => Message::Ping,
         kind::PONG => Message::Pong,
@@ -398,6 +425,16 @@ mod tests {
                 request,
                 values: slabs.into_iter().zip(seed..).collect()
             }),
+            prop::sample::select(vec![DrainOrder::Look, DrainOrder::Drain, DrainOrder::Undo])
+                .prop_map(|order| Message::Drain { order }),
+            (any::<bool>(), any::<u64>(), any::<u64>(), text()).prop_map(
+                |(is_draining, quota_bytes, lent_bytes, holders)| Message::Draining {
+                    is_draining,
+                    quota_bytes,
+                    lent_bytes,
+                    holders
+                }
+            ),
             Just(Message::Ping),
             Just(Message::Pong),
             text().prop_map(|reason| Message::Goodbye { reason }),

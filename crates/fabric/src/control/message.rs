@@ -2,6 +2,8 @@
 //!
 //! A session: the borrower says [`Message::Hello`] and gets [`Message::Welcome`] or [`Message::Rejected`]. From then on
 //! either side speaks when it wants to; a `request` number chosen by the asker comes back in the answer.
+//!
+//! An operator says [`Message::Drain`] instead of a hello. The channel's key is what shows that it may.
 
 use crate::site::Site;
 use crate::units::{BorrowerId, DonorId, SlabHandle};
@@ -53,6 +55,17 @@ pub struct Welcome {
     pub site: Site,
     /// Slabs of the session that was to be resumed; as many [`Message::Held`] follow at once.
     pub held: u32,
+}
+
+/// What an operator orders a donor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainOrder {
+    /// Nothing: only tell how far it is.
+    Look,
+    /// Lend nothing any more, and ask everything back.
+    Drain,
+    /// Lend again. What was asked back before still comes back.
+    Undo,
 }
 
 /// One control message.
@@ -138,6 +151,22 @@ pub enum Message {
         /// Each slab's activity: page I/Os a second, averaged over some seconds, in thousandths. It is compared with
         /// that of other borrowers.
         values: Vec<(SlabHandle, u64)>,
+    },
+    /// Operator, instead of a hello: opens no session. Answered by [`Message::Draining`], and then the donor hangs up.
+    Drain {
+        /// What to do.
+        order: DrainOrder,
+    },
+    /// Donor: the answer to [`Message::Drain`].
+    Draining {
+        /// Whether it lends nothing any more.
+        is_draining: bool,
+        /// Most that it lends otherwise.
+        quota_bytes: u64,
+        /// What it lends.
+        lent_bytes: u64,
+        /// Which volumes have that, for people.
+        holders: String,
     },
     /// Either: are you there?
     Ping,

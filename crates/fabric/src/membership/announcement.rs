@@ -69,6 +69,8 @@ pub struct Profile {
     pub used_bytes: u64,
     /// Whether it says goodbye.
     pub is_leaving: bool,
+    /// Whether it lends nothing any more, and wants everything back.
+    pub is_draining: bool,
 }
 
 /// A profile with its number.
@@ -85,7 +87,7 @@ impl Announcement {
     pub(crate) fn encode(&self, buffer: &mut impl BufMut) {
         let profile = &self.profile;
         buffer.put_u32_le(self.sequence);
-        buffer.put_u8(u8::from(profile.is_leaving));
+        buffer.put_u8(u8::from(profile.is_leaving) | u8::from(profile.is_draining) << 1);
         buffer.put_u16_le(profile.wire_version);
         for bytes in [profile.quota_bytes, profile.lent_bytes, profile.used_bytes] {
             buffer.put_u64_le(bytes);
@@ -105,21 +107,30 @@ impl Announcement {
     /// Reads one from bytes that no check has passed.
     pub(crate) fn decode(buffer: &mut impl Buf) -> Result<Self, MembershipError> {
         let sequence = buffer.try_get_u32_le()?;
-        let is_leaving = match buffer.try_get_u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(MembershipError::Value),
-        };
+        let flags = buffer.try_get_u8()?;
+        if flags > 3 {
+            return Err(MembershipError::Value);
+        }
+        let (is_leaving, is_draining) = (flags & 1 != 0, flags & 2 != 0);
         let wire_version = buffer.try_get_u16_le()?;
-        let quota_bytes = buffer.try_get_u64_le()?;
-        let lent_bytes = buffer.try_get_u64_le()?;
-        let used_bytes = buffer.try_get_u64_le()?;
+        let bytes = [buffer.try_get_u64_le()?, buffer.try_get_u64_le()?, buffer.try_get_u64_le()?];
         let name = Label::decode(buffer)?;
         let zone = Label::decode(buffer)?;
         let rack = Label::decode(buffer)?;
         let release = Label::decode(buffer)?;
-        let profile =
-            Profile { name, zone, rack, release, wire_version, quota_bytes, lent_bytes, used_bytes, is_leaving };
+        let (quota_bytes, lent_bytes, used_bytes) = (bytes[0], bytes[1], bytes[2]);
+        let profile = Profile {
+            name,
+            zone,
+            rack,
+            release,
+            wire_version,
+            quota_bytes,
+            lent_bytes,
+            used_bytes,
+            is_leaving,
+            is_draining,
+        };
         Ok(Self { sequence, profile })
     }
 }
@@ -156,7 +167,7 @@ mod tests {
     #[test]
     fn announcements_survive_a_round_trip() {
         let zone = Label::new("eu-1").unwrap();
-        let profile = Profile { zone, quota_bytes: 1 << 40, is_leaving: true, wire_version: 4, ..Profile::default() };
+        let profile = Profile { zone, quota_bytes: 1 << 40, is_draining: true, wire_version: 5, ..Profile::default() };
         let announcement = Announcement { sequence: 9, profile };
         let mut bytes = Vec::new();
         announcement.encode(&mut bytes);

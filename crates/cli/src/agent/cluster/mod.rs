@@ -59,6 +59,8 @@ pub(crate) struct Figures {
     pub(crate) lent_bytes: u64,
     /// What this machine uses of others.
     pub(crate) used_bytes: u64,
+    /// Whether its donor is being drained, or empty after that.
+    pub(crate) is_draining: bool,
 }
 
 struct State {
@@ -125,8 +127,8 @@ impl ClusterService {
 
     /// Tells the others new figures, when there are some.
     pub(crate) fn tell(&self, figures: Figures) {
-        let Figures { quota_bytes, lent_bytes, used_bytes } = figures;
-        let profile = Profile { quota_bytes, lent_bytes, used_bytes, ..self.shared.profile.clone() };
+        let Figures { quota_bytes, lent_bytes, used_bytes, is_draining } = figures;
+        let profile = Profile { quota_bytes, lent_bytes, used_bytes, is_draining, ..self.shared.profile.clone() };
         self.shared.give(Input::Profile(profile));
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct MemberView {
     pub(crate) machine: Option<String>,
     /// Which of its lives.
     pub(crate) generation: Option<u64>,
-    /// `alive`, `suspect` (a probe got no answer), `gone`, `left` or `listed` (in a list, and no more is known).
+    /// `alive`, `draining` (alive, and lends nothing any more), `suspect` (a probe got no answer), `gone`, `left` or `listed` (in a list, and no more is known).
     pub(crate) state: String,
     /// Whether it is the machine that was asked.
     pub(crate) is_self: bool,
@@ -101,6 +101,7 @@ impl From<Counters> for TrafficView {
 impl From<Member> for MemberView {
     fn from(member: Member) -> Self {
         let state = match member.state {
+            MemberState::Alive if member.profile.as_ref().is_some_and(|profile| profile.is_draining) => "draining",
             MemberState::Alive => "alive",
             MemberState::Suspect => "suspect",
             MemberState::Gone => "gone",
@@ -141,7 +142,7 @@ pub(super) fn warnings(membership: &Membership, members: &[MemberView]) -> Vec<S
             )
         })
         .collect();
-    let is_living = |member: &&MemberView| ["alive", "suspect"].contains(&member.state.as_str());
+    let is_living = |member: &&MemberView| ["alive", "draining", "suspect"].contains(&member.state.as_str());
     let mut versions: Vec<u16> = members.iter().filter(is_living).filter_map(|member| member.wire_version).collect();
     versions.sort_unstable();
     versions.dedup();
