@@ -3,6 +3,7 @@
 //! The process that serves the pages does it, and is asked over its status socket. Adding takes a moment. Removing goes
 //! on in that process for as long as slabs are moved; this command shows how far it is, and ends with it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -28,23 +29,39 @@ pub(crate) enum DonorChange {
     Add(String),
     /// Bring everything away from the donor at this address, and use it no more.
     Remove(String),
+    /// As [`DonorChange::Add`], because the machine joined the cluster.
+    Join(String),
+    /// As [`DonorChange::Remove`], because the machine left the cluster.
+    Leave(String),
 }
+
+/// Donors that were removed by hand: the cluster does not bring them back while the process lives.
+#[derive(Debug, Default)]
+pub(crate) struct KeptOut(BTreeSet<String>);
 
 impl DonorChange {
     /// Does it; a removal goes on in the background. `None` has no donors.
-    pub(crate) fn carry_out(&self, volume: Option<&RunningVolume>) -> Answer {
+    pub(crate) fn carry_out(&self, volume: Option<&RunningVolume>, kept_out: &mut KeptOut) -> Answer {
         let Some(volume) = volume else {
             return Answer::refused("it serves from memory of its own process, and uses no donor");
         };
-        let (Self::Add(text) | Self::Remove(text)) = self;
+        let (Self::Add(text) | Self::Remove(text) | Self::Join(text) | Self::Leave(text)) = self;
         let address: DonorAddress = match text.parse() {
             Ok(address) => address,
             Err(error) => return Answer::refused(format!("{error}")),
         };
         let done = match self {
-            Self::Add(_) => volume.add_donor(&address),
-            Self::Remove(_) => volume.remove_donor(&address),
+            Self::Join(_) if kept_out.0.contains(text) => {
+                return Answer::refused(format!("the donor {text} was removed by hand; `add-donor` uses it again"));
+            }
+            Self::Add(_) | Self::Join(_) => volume.add_donor(&address),
+            Self::Remove(_) | Self::Leave(_) => volume.remove_donor(&address),
         };
+        match (self, &done) {
+            (Self::Add(_), Ok(())) => drop(kept_out.0.remove(text)),
+            (Self::Remove(_), Ok(())) => drop(kept_out.0.insert(text.clone())),
+            _ => {}
+        }
         done.map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done())
     }
 }
@@ -195,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_device_of_local_memory_has_no_donors() {
-        let answer = DonorChange::Add("a:1".to_owned()).carry_out(None);
+        let answer = DonorChange::Add("a:1".to_owned()).carry_out(None, &mut KeptOut::default());
         assert!(answer.error.unwrap().contains("no donor"));
     }
 }

@@ -122,6 +122,11 @@ impl Item {
         self.swap.is_some()
     }
 
+    /// What it says of itself.
+    pub(crate) fn report(&self) -> &Value {
+        &self.report
+    }
+
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.name

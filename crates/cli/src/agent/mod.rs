@@ -9,6 +9,8 @@ mod scrapes;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use spillway_fabric::control::host::random_bytes;
+
 use self::cluster::role::ClusterRole;
 use self::cluster::view::{ClusterView, MemberView};
 use self::cluster::{ClusterService, Figures};
@@ -18,13 +20,14 @@ use crate::arguments::{
 };
 use crate::cluster_donors;
 use crate::cluster_donors::choice::Settling;
+use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::metrics::server::MetricsServer;
 use crate::registry::{Kind, Registry};
 use crate::status::{self, Item};
-use crate::status_socket::{Answer, Question, StatusServer};
+use crate::status_socket::{self, Answer, Question, StatusServer};
 use crate::{limits, mend, output, swap_command};
 
 /// How often the agent looks at its signals.
@@ -35,6 +38,9 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// How often the agent looks whether the cluster's lenders stay the same, before it chooses among them.
 const SETTLING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often devices and runs that follow the cluster are brought up to date: as often as figures are told.
+const FOLLOW_INTERVAL: Duration = FIGURES_INTERVAL;
 
 /// How often the agent asks its devices how much they use, for the cluster.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(5);
@@ -89,6 +95,7 @@ fn work(
         borrowers.iter_mut().for_each(|borrower| borrower.turn(registry, cluster.as_ref()));
         if let Some(cluster) = &mut cluster {
             cluster.turn(registry, donor);
+            cluster.lead_followers(registry);
         }
         sockets.serve(TURN, &mut |question| answer(question, donor, cluster.as_ref(), metrics_url));
     }
@@ -133,12 +140,13 @@ fn summary(view: &ClusterView) -> serde_json::Value {
 struct Cluster {
     service: ClusterService,
     next_figures: Instant,
+    next_follow: Instant,
 }
 
 impl Cluster {
     fn start(role: &ClusterRole, donor: Option<&DonorService>, key: Option<PathBuf>) -> Result<Self, Failure> {
         let service = ClusterService::start(role, donor.and_then(DonorService::tcp_address), key)?;
-        Ok(Self { service, next_figures: Instant::now() })
+        Ok(Self { service, next_figures: Instant::now(), next_follow: Instant::now() })
     }
 
     fn turn(&mut self, registry: &Registry, donor: Option<&DonorService>) {
@@ -151,6 +159,31 @@ impl Cluster {
             (status.quota_bytes, status.lent_bytes, status.draining)
         });
         self.service.tell(Figures { quota_bytes, lent_bytes, used_bytes: used_bytes(registry), is_draining });
+    }
+}
+
+impl Cluster {
+    /// Devices and runs of this machine that took the cluster's donors get those that came, and let go those that left.
+    fn lead_followers(&mut self, registry: &Registry) {
+        if Instant::now() < self.next_follow {
+            return;
+        }
+        self.next_follow = Instant::now() + FOLLOW_INTERVAL;
+        let view = self.service.view();
+        for kind in [Kind::Device, Kind::Run] {
+            for item in status::collect(registry, Some(kind), &|_| true).unwrap_or_default() {
+                let Some(used) = used_donors(item.report(), &view.name) else { continue };
+                let seed = random_bytes().map_or(0, u64::from_le_bytes);
+                for change in changes(&view, &used, seed) {
+                    let socket = registry.status_socket(kind, item.name());
+                    let asked = status_socket::ask(&socket, Question::Donor(change.clone()), limits::STATUS_DEADLINE);
+                    match asked {
+                        Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name()),
+                        Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name()),
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -243,6 +276,7 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 transport: role.transport,
                 keep_awake: role.keep_awake,
                 frontend: role.frontend,
+                follows: None,
             },
             local_memory: false,
             output: OutputArguments::default(),

@@ -122,6 +122,9 @@ pub(crate) struct StorageArguments {
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) frontend: FrontEndChoice,
+    /// The cluster whose donors these are, if none was named
+    #[arg(skip)]
+    pub(crate) follows: Option<String>,
 }
 
 /// How memory reaches the program.

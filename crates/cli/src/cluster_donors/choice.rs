@@ -83,6 +83,7 @@ impl ClusterDonors {
         StorageArguments {
             donors: self.chosen.iter().map(|lender| lender.address.clone()).collect(),
             key: storage.key.clone().or_else(|| Some(self.key.clone())),
+            follows: Some(self.cluster.clone()),
             ..storage.clone()
         }
     }
@@ -95,8 +96,8 @@ impl ClusterDonors {
             count => format!("{count} of {} lending machines, chosen at random,", self.lending),
         };
         format!(
-            "no donor was named: the {borrower} uses {machines} of cluster '{}' ({}); machines that join later are for \
-             borrowers that start later",
+            "no donor was named: the {borrower} uses {machines} of cluster '{}' ({}); machines that join later are used \
+             too, and those that leave are let go",
             self.cluster,
             self.names()
         )
@@ -127,6 +128,11 @@ fn lenders(view: &ClusterView) -> Vec<Lender> {
     sort(&mut found);
     found.dedup_by(|one, other| one.address == other.address);
     found
+}
+
+/// Their addresses, in order.
+pub(super) fn lending_addresses(view: &ClusterView) -> Vec<String> {
+    lenders(view).iter().map(|lender| lender.address.to_string()).collect()
 }
 
 fn sort(lenders: &mut [Lender]) {
@@ -286,6 +292,8 @@ pub(crate) mod tests {
         let key = |view: &ClusterView, options: &str| {
             ClusterDonors::choose(view, 1).unwrap().fill(&storage(options)).key.unwrap()
         };
+        let filled = ClusterDonors::choose(&sealed, 1).unwrap().fill(&storage(""));
+        assert_eq!(filled.follows.as_deref(), Some("home"));
         assert_eq!(key(&sealed, ""), PathBuf::from("/etc/key"));
         assert_eq!(key(&sealed, "--key /other"), PathBuf::from("/other"));
         assert_eq!(key(&open, ""), PathBuf::from("none"));

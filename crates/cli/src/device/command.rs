@@ -170,6 +170,7 @@ fn launched(
         size_bytes,
         slab_size_bytes,
         donors: donors.iter().map(ToString::to_string).collect(),
+        follows: storage.follows.clone(),
         key_file: if arguments.local_memory || own_donors.is_some() {
             None
         } else {

@@ -249,6 +249,7 @@ impl Keeper {
         let path = DeviceRecord::read(self.entry.path()).and_then(|record| record.path).unwrap_or_default();
         DeviceReport {
             run: self.launched.run.clone(),
+            follows: self.launched.follows.clone(),
             notes: self.notes.clone(),
             given_up: true,
             prefetch: None,

@@ -26,6 +26,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) slab_size_bytes: u64,
     /// Donors' addresses.
     pub(crate) donors: Vec<String>,
+    /// The cluster whose donors these are, and later ones too.
+    #[serde(default)]
+    pub(crate) follows: Option<String>,
     /// Donors of its own that its keeper starts.
     #[serde(default)]
     pub(crate) own_donors: Option<OwnDonorsPlan>,
@@ -99,6 +102,9 @@ pub(crate) struct KeeperHandover {
 pub(crate) struct DeviceReport {
     /// The run that it belongs to.
     pub(crate) run: Option<String>,
+    /// The cluster whose donors it uses, as they come and go; null if its donors were named.
+    #[serde(default)]
+    pub(crate) follows: Option<String>,
     /// What is less safe than it should be, in words.
     pub(crate) notes: Vec<String>,
     /// Its process died too often, and is not started again unless it is asked for.

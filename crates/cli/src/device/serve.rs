@@ -30,6 +30,7 @@ use spillway_volume::state::{DeviceState, keeping};
 
 use super::prefetch::process::report;
 use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
+use crate::donor_change::KeptOut;
 use crate::failure::Failure;
 use crate::limits;
 use crate::prefetch_report::PrefetchReport;
@@ -121,6 +122,7 @@ struct Server {
     terminate: Arc<AtomicBool>,
     stopped: bool,
     owner: Owner,
+    kept_out: KeptOut,
     keeper: Option<rustix::process::Pid>,
     /// The keeper's.
     entry: PathBuf,
@@ -179,6 +181,7 @@ impl Server {
             sockets: Rc::new(sockets),
             terminate,
             stopped: false,
+            kept_out: KeptOut::default(),
             owner: if handed.released { Owner::Released } else { Owner::Present },
             keeper,
             entry,
@@ -229,9 +232,10 @@ impl Server {
         match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),
-            Question::Donor(change) => change.carry_out(self.device.volume()),
+            Question::Donor(change) => change.carry_out(self.device.volume(), &mut self.kept_out),
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
+                follows: self.launched.follows.clone(),
                 notes: self.notes.clone(),
                 given_up: false,
                 prefetch: self.prefetch(),
@@ -390,6 +394,7 @@ mod tests {
             size_bytes: 64 << 20,
             slab_size_bytes: 1 << 20,
             donors: vec!["unix:/run/a.sock".to_owned(), "host:7".to_owned()],
+            follows: None,
             own_donors: None,
             key_file: None,
             redundancy: "replicas=2".to_owned(),

@@ -135,6 +135,7 @@ mod tests {
 
     fn arguments(backing: Option<&Path>) -> StorageArguments {
         StorageArguments {
+            follows: None,
             donors: Vec::new(),
             redundancy: None,
             backing: backing.map(Path::to_path_buf),

@@ -36,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) name: String,
     /// Donors that were named, or that this machine's agent knows; empty for donors of its own.
     donors: Vec<DonorAddress>,
+    /// The cluster whose donors these are.
+    pub(crate) follows: Option<String>,
     /// Donors of its own to start, if any.
     own_donors: Option<OwnDonorsPlan>,
     /// Directory of its entry, for its own donors' sockets.
@@ -87,6 +89,7 @@ impl Plan {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
             donors: storage.donors.clone(),
+            follows: storage.follows.clone(),
             own_donors: (own_donors > 0)
                 .then(|| OwnDonorsPlan::new(own_donors, size_bytes, slab_size_bytes, redundancy)),
             mapping: storage.mapping,
@@ -130,6 +133,7 @@ impl Plan {
             size_bytes: self.device_size_bytes,
             slab_size_bytes: self.slab_size_bytes,
             donors: self.addresses(donors),
+            follows: self.follows.clone(),
             own_donors: None,
             key_file: self.key_file.clone(),
             redundancy: self.redundancy.to_string(),

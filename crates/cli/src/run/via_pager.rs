@@ -92,7 +92,7 @@ impl Run {
         self.open_files_max = raise_limit();
         let pager = Pager::start(config).map_err(Failure::failed)?;
         tell_missing(pager.donors_missing());
-        self.pager = Some(Paged { pager });
+        self.pager = Some(Paged { pager, follows: self.plan.follows.clone() });
         interruption.check()
     }
 
@@ -161,6 +161,7 @@ fn initial_bytes(budget: &Budget) -> Result<u64, Failure> {
 /// A pager that keeps a run in its budget.
 struct Paged {
     pager: Pager,
+    follows: Option<String>,
 }
 
 impl Paged {
@@ -207,6 +208,10 @@ impl Governed for Paged {
 
     fn volume(&self) -> Option<&RunningVolume> {
         self.pager.volume()
+    }
+
+    fn follows(&self) -> Option<String> {
+        self.follows.clone()
     }
 }
 

@@ -15,6 +15,7 @@ use super::via::Choice;
 use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
+use crate::donor_change::KeptOut;
 use crate::interruption::Interruption;
 use crate::limits::{self, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::machine::memory::Memory;
@@ -48,6 +49,11 @@ pub(crate) trait Governed: Sync {
 
     /// The volume, if it is in this process.
     fn volume(&self) -> Option<&RunningVolume> {
+        None
+    }
+
+    /// The cluster whose donors it uses, as they come and go.
+    fn follows(&self) -> Option<String> {
         None
     }
 
@@ -87,6 +93,8 @@ pub(crate) struct RunReport {
     pub(crate) pager: Value,
     /// What prefetching from swap does; null by the pager, which answers for itself.
     pub(crate) prefetch: Value,
+    /// The cluster whose donors it uses, as they come and go; null over a swap device, which answers for itself.
+    pub(crate) follows: Option<String>,
 }
 
 impl RunReport {
@@ -198,17 +206,23 @@ fn is_machine_short() -> bool {
 }
 
 fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {
+    let mut kept_out = KeptOut::default();
     while !ended.load(Ordering::SeqCst) {
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),
             Question::Donor(change) => match governed.volume() {
                 None => Answer::no_donors(),
-                volume => change.carry_out(volume),
+                volume => change.carry_out(volume, &mut kept_out),
             },
             Question::Status => {
                 let now = report.lock().expect("no holder panics").clone();
-                Answer::status(&RunReport { pager: governed.report(), prefetch: governed.prefetch(), ..now })
+                Answer::status(&RunReport {
+                    pager: governed.report(),
+                    prefetch: governed.prefetch(),
+                    follows: governed.follows(),
+                    ..now
+                })
             }
             Question::Stop => Answer::refused("end the program, and its run ends"),
         });

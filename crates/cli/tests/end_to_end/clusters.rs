@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::donor_changes::writer;
 use super::machine_swap::{Group, used_bytes};
 use super::plain_device::fio;
 use crate::both_ways::stage::Stage;
@@ -78,6 +79,70 @@ fn an_agents_borrower_without_donors_uses_the_clusters() {
         first.signal("TERM");
         first.end().done("the agent");
     });
+    drop(agents);
+    stage.assert_clean();
+}
+
+/// A device that named no donor, while a machine joins, is drained, lends again, and leaves.
+#[test]
+fn a_device_follows_its_cluster_and_a_drained_machine_is_empty() {
+    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let cluster = Agents::lending(3, "160M").with_first_registry(stage.registry());
+    let start = |machine| cluster.start(machine, &cluster.configure(machine, &cluster.key(), ""));
+    let mut agents = vec![start(0), start(1)];
+    agents[0].wait_until("the first machine to know what the second lends", || {
+        let members = cluster.ask(0)?["members"].as_array()?.clone();
+        let lends = |address: &str| {
+            let is_it = |member: &&serde_json::Value| member["address"] == address;
+            members.iter().find(is_it)?["quota_bytes"].as_u64().filter(|bytes| *bytes > 0)
+        };
+        lends(&cluster.address(1))
+    });
+    let options = ["device", "on", "--size", "128M", "--slab-size", "4M", "--redundancy", "none"];
+    let said = run(&mut stage.spillway(&options)).done("device on");
+    assert!(said.errors.contains("machines that join later are used too"), "{}", said.errors);
+    let mut fio = writer(said.text().trim());
+    let slabs = |machine: usize| {
+        let device = stage.device_now();
+        let donor =
+            device["donors"].as_array()?.iter().find(|it| it["address"] == cluster.address(machine).as_str())?;
+        donor["slabs"].as_u64()
+    };
+    fio.wait_until("pages at the only lender", || slabs(1).filter(|slabs| *slabs >= 20));
+    agents.push(start(2));
+    let uses = |machines: &[usize]| {
+        let expected: Vec<String> = machines.iter().map(|machine| cluster.address(*machine)).collect();
+        (Agents::connected_donors(&stage.device_now()) == expected).then_some(())
+    };
+    wait_until("the machine that joined to be used", || uses(&[1, 2]));
+
+    let said = run(&mut cluster.spillway(2, &["drain", &cluster.address(1)])).done("drain");
+    assert!(said.text().contains("is empty and lends nothing"), "{}", said.text());
+    assert!(said.errors.contains(" moved"), "{}", said.errors);
+    assert!(slabs(2).is_some_and(|slabs| slabs >= 20), "{:?}", stage.device_now());
+    let said = run(&mut cluster.spillway(1, &["status"])).done("status");
+    assert!(said.text().contains("lent 0 B of 160 MiB, 0 B free, DRAINING"), "{}", said.text());
+    cluster.wait_for(&[0, 2], &["alive", "draining", "alive"]);
+    run(&mut cluster.spillway(1, &["drain", "--undo"])).done("drain --undo");
+    cluster.wait_for(&[0, 2], &["alive", "alive", "alive"]);
+    let said = run(&mut cluster.spillway(0, &["drain", "nowhere"]));
+    assert!(!said.status.success() && said.errors.contains("no machine 'nowhere'"), "{}", said.errors);
+
+    let second = agents.remove(1);
+    second.signal("TERM");
+    second.end().done("the agent");
+    wait_until("the machine that left to be let go", || {
+        let device = stage.device_now();
+        (device["donors"].as_array()?.len() == 1).then_some(())
+    });
+    uses(&[2]).expect("the other one stays");
+    // Killed: it says nothing, and is kept.
+    agents.pop().expect("two are left").signal("KILL");
+    wait_until("the dead machine to be known as gone", || (cluster.states(0)[2] == "gone").then_some(()));
+    assert_eq!(stage.device()["donors"].as_array().map(Vec::len), Some(1));
+    fio.signal("INT");
+    drop(fio.end());
+    run(&mut stage.spillway(&["device", "off"])).done("device off");
     drop(agents);
     stage.assert_clean();
 }

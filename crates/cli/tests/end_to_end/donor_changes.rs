@@ -15,7 +15,7 @@ fn donors(stage: &Stage) -> Vec<(String, u64)> {
 }
 
 /// fio that verifies what it writes, until it is told to end; in the first 96 MiB of the device.
-fn writer(path: &str) -> Running {
+pub(super) fn writer(path: &str) -> Running {
     let file = format!("--filename={path}");
     let mut command = std::process::Command::new("fio");
     command.args(["--name=changes", &file, "--direct=1", "--ioengine=libaio", "--size=96M", "--rw=randrw", "--bs=64k"]);
