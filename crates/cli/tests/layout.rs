@@ -209,13 +209,14 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 68] = [
+const DECISIONS: [&str; 70] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
     "crates/volume/src/steward/care.rs",
     "crates/volume/src/steward/donors.rs",
     "crates/volume/src/steward/heat.rs",
+    "crates/volume/src/steward/leaving.rs",
     "crates/volume/src/steward/moving.rs",
     "crates/volume/src/steward/pages.rs",
     "crates/volume/src/steward/placement.rs",
@@ -273,6 +274,7 @@ const DECISIONS: [&str; 68] = [
     "crates/fabric/src/membership/listed.rs",
     "crates/fabric/src/membership/gossip.rs",
     "crates/cli/src/cluster_donors/choice.rs",
+    "crates/cli/src/cluster_donors/following.rs",
     "crates/block/src/cpu_idle/burst.rs",
     "crates/device/src/prefetch/asked.rs",
     "crates/device/src/prefetch/decide.rs",
