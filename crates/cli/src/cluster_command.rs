@@ -22,7 +22,7 @@ pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
-    let answer = status_socket::ask(&socket, Question::Cluster, limits::STATUS_DEADLINE).map_err(Failure::failed)?;
+    let answer = status_socket::ask(&socket, &Question::Cluster, limits::STATUS_DEADLINE).map_err(Failure::failed)?;
     let view: ClusterView = serde_json::from_value(answer.unwrap_or_default())
         .map_err(|error| Failure::during("the agent's answer (is it of another release?)", error))?;
     if arguments.json { output::json(&view) } else { output::text(&describe(&view)) }

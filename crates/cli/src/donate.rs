@@ -231,7 +231,7 @@ fn mend_for_dead_run() {
     }
 }
 
-fn answer(question: Question, service: &DonorService) -> Answer {
+fn answer(question: &Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&json!({ "donor": service.status() })),

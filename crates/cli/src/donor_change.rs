@@ -79,7 +79,7 @@ pub(crate) enum Among {
 pub(crate) fn add(among: Among, arguments: &AddDonorArguments) -> Result<(), Failure> {
     let found = find(&Registry::open().map_err(Failure::failed)?, among, &arguments.device)?;
     let change = DonorChange::Add(arguments.address.to_string());
-    ask(&found, Question::Donor(change))?;
+    ask(&found, &Question::Donor(change))?;
     tell(&arguments.output, &found, &arguments.address, "added")
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn remove(among: Among, arguments: &RemoveDonorArguments) -> Result<(
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let found = find(&Registry::open().map_err(Failure::failed)?, among, &arguments.device)?;
     let address = arguments.address.to_string();
-    ask(&found, Question::Donor(DonorChange::Remove(address.clone())))?;
+    ask(&found, &Question::Donor(DonorChange::Remove(address.clone())))?;
     let mut progress: Option<Progress> = None;
     loop {
         let report = status_socket::ask_status(&found.status_socket()).map_err(Failure::failed)?;
@@ -134,7 +134,7 @@ fn tell(arguments: &OutputArguments, found: &Found, address: &DonorAddress, done
     output::text(&format!("the donor {address} is {done}\n"))
 }
 
-fn ask(found: &Found, question: Question) -> Result<Option<Value>, Failure> {
+fn ask(found: &Found, question: &Question) -> Result<Option<Value>, Failure> {
     let failed = |error: status_socket::AskError| Failure::Failed(format!("the {}: {error}", found.title()));
     status_socket::ask(&found.status_socket(), question, limits::STATUS_DEADLINE).map_err(failed)
 }

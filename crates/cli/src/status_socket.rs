@@ -104,7 +104,7 @@ impl StatusServer {
     }
 
     /// Waits up to `timeout` for a client and answers it. A client that misbehaves is dropped and does no harm.
-    pub(crate) fn serve(&self, timeout: Duration, answer: &mut dyn FnMut(Question) -> Answer) {
+    pub(crate) fn serve(&self, timeout: Duration, answer: &mut dyn FnMut(&Question) -> Answer) {
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
         // An interruption by a signal is one turn of the caller's loop.
@@ -153,10 +153,10 @@ fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<(
     stream.write_all(&line)
 }
 
-fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(Question) -> Answer) -> io::Result<()> {
+fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(&Question) -> Answer) -> io::Result<()> {
     prepare(stream, limits::STATUS_DEADLINE)?;
     let reply = match serde_json::from_str(&read_line(stream, limits::STATUS_DEADLINE)?) {
-        Ok(question) => answer(question),
+        Ok(question) => answer(&question),
         Err(error) => {
             Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\", \"cluster\" or \"stop\""))
         }
@@ -165,11 +165,11 @@ fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(Question) -> Answer)
 }
 
 /// Asks the process at `path`, which has until `deadline` to answer.
-pub(crate) fn ask(path: &Path, question: Question, deadline: Duration) -> Result<Option<Value>, AskError> {
+pub(crate) fn ask(path: &Path, question: &Question, deadline: Duration) -> Result<Option<Value>, AskError> {
     let exchange = || {
         let stream = UnixStream::connect(path)?;
         prepare(&stream, deadline)?;
-        write_line(&stream, &question)?;
+        write_line(&stream, question)?;
         Ok(serde_json::from_str::<Answer>(&read_line(&stream, deadline)?)?)
     };
     let answer = exchange().map_err(|source| AskError::Silent { path: path.to_path_buf(), source })?;
@@ -181,7 +181,7 @@ pub(crate) fn ask(path: &Path, question: Question, deadline: Duration) -> Result
 
 /// Asks for the status.
 pub(crate) fn ask_status(path: &Path) -> Result<Value, AskError> {
-    Ok(ask(path, Question::Status, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null))
+    Ok(ask(path, &Question::Status, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null))
 }
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     /// Runs `client` against a server in another thread that answers with `answer`.
-    fn with_server<T>(answer: fn(Question) -> Answer, client: impl FnOnce(&Path) -> T) -> T {
+    fn with_server<T>(answer: fn(&Question) -> Answer, client: impl FnOnce(&Path) -> T) -> T {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("status.sock");
         let server = StatusServer::bind(&path).unwrap();
@@ -208,11 +208,11 @@ mod tests {
         })
     }
 
-    fn answer(question: Question) -> Answer {
+    fn answer(question: &Question) -> Answer {
         match question {
             Question::Ping => Answer::done(),
             Question::Status => Answer::status(&serde_json::json!({"pages": 7})),
-            Question::Donor(change) => Answer::status(&change),
+            Question::Donor(change) => Answer::status(change),
             Question::Cluster | Question::Stop => Answer::refused("in use"),
         }
     }
@@ -221,12 +221,12 @@ mod tests {
     fn questions_are_answered() {
         with_server(answer, |path| {
             let deadline = Duration::from_secs(20);
-            assert_eq!(ask(path, Question::Ping, deadline).unwrap(), None);
+            assert_eq!(ask(path, &Question::Ping, deadline).unwrap(), None);
             assert_eq!(ask_status(path).unwrap()["pages"], 7);
             let change = DonorChange::Remove("unix:/a".to_owned());
-            let heard = ask(path, Question::Donor(change.clone()), deadline).unwrap().unwrap();
+            let heard = ask(path, &Question::Donor(change.clone()), deadline).unwrap().unwrap();
             assert_eq!(serde_json::from_value::<DonorChange>(heard).unwrap(), change);
-            let error = ask(path, Question::Stop, deadline).unwrap_err();
+            let error = ask(path, &Question::Stop, deadline).unwrap_err();
             assert_eq!(error.to_string(), "in use");
         });
     }

@@ -108,7 +108,7 @@ fn work(
 }
 
 fn answer(
-    question: Question,
+    question: &Question,
     donor: Option<&DonorService>,
     cluster: Option<&Cluster>,
     metrics_url: Option<&str>,
@@ -176,7 +176,7 @@ impl Cluster {
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
                     let socket = registry.status_socket(kind, item.name());
-                    let asked = status_socket::ask(&socket, Question::Donor(change.clone()), limits::STATUS_DEADLINE);
+                    let asked = status_socket::ask(&socket, &Question::Donor(change.clone()), limits::STATUS_DEADLINE);
                     match asked {
                         Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name()),
                         Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name()),
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn an_agent_without_a_donor_says_so_and_is_not_stopped_by_a_question() {
-        assert_eq!(answer(Question::Status, None, None, None).status.unwrap()["donor"], serde_json::Value::Null);
-        assert!(answer(Question::Cluster, None, None, None).error.unwrap().contains("[cluster]"));
-        assert!(answer(Question::Stop, None, None, None).error.unwrap().contains("SIGTERM"));
+        assert_eq!(answer(&Question::Status, None, None, None).status.unwrap()["donor"], serde_json::Value::Null);
+        assert!(answer(&Question::Cluster, None, None, None).error.unwrap().contains("[cluster]"));
+        assert!(answer(&Question::Stop, None, None, None).error.unwrap().contains("SIGTERM"));
     }
 }

@@ -12,7 +12,7 @@ use crate::size::{LocalBudget, Size};
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Run a program as `run` does, and record its page faults
-    Record(RecordArguments),
+    Record(Box<RecordArguments>),
     /// Say what each policy of prefetching would have made of a recorded trace
     Replay(ReplayArguments),
     /// Draw a recorded trace as SVG

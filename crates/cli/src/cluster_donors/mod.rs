@@ -76,7 +76,7 @@ fn agent(registry: &Registry) -> Result<Option<Found>, Failure> {
 
 /// The cluster as `agent` knows it; `None` if it belongs to none.
 fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterView>, Failure> {
-    match status_socket::ask(&agent.status_socket(), Question::Cluster, limits::STATUS_DEADLINE) {
+    match status_socket::ask(&agent.status_socket(), &Question::Cluster, limits::STATUS_DEADLINE) {
         Ok(answer) => serde_json::from_value(answer.unwrap_or_default())
             .map(Some)
             .map_err(|error| Failure::during("the agent's answer (is it of another release?)", error)),

@@ -58,7 +58,7 @@ impl RunningDevice {
 
     fn stop_now(&mut self) -> Result<(), Failure> {
         if self.is_alive() {
-            let answer = status_socket::ask(&self.status_socket, Question::Stop, limits::STOP_DEADLINE);
+            let answer = status_socket::ask(&self.status_socket, &Question::Stop, limits::STOP_DEADLINE);
             answer.map_err(|error| Failure::during(format!("device '{}'", self.name), error))?;
         }
         self.owner_pipe = None;

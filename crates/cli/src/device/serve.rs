@@ -228,7 +228,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, question: Question) -> Answer {
+    fn answer(&mut self, question: &Question) -> Answer {
         match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),

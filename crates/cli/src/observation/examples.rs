@@ -55,7 +55,7 @@ pub(crate) fn link(address: &str, state: &str) -> DonorLinkStatus {
 /// A device's whole report.
 pub(crate) fn device_report(name: &str, pages_in: u64) -> DeviceReport {
     let device = DeviceStatus { name: name.to_owned(), ..device_status(pages_in) };
-    DeviceReport { run: None, notes: Vec::new(), given_up: false, prefetch: None, device }
+    DeviceReport { run: None, follows: None, notes: Vec::new(), given_up: false, prefetch: None, device }
 }
 
 /// A pager with faults of every kind.

@@ -115,7 +115,7 @@ pub(crate) fn end_process(found: &Found) -> Result<(), String> {
 
 /// Stops a device's process, which fails while the device is in use. One whose keeper died serves all the same.
 pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
-    let answer = status_socket::ask(&found.status_socket(), Question::Stop, limits::STOP_DEADLINE * 2);
+    let answer = status_socket::ask(&found.status_socket(), &Question::Stop, limits::STOP_DEADLINE * 2);
     if let Err(error @ AskError::Refused(_)) = &answer {
         return Err(format!("{}: {error}", found.title()));
     }

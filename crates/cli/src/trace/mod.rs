@@ -19,7 +19,7 @@ use crate::run::program::Ending;
 /// Executes the command.
 pub(crate) fn execute(command: TraceCommand) -> Result<Ending, Failure> {
     match command {
-        TraceCommand::Record(arguments) => return record::execute(arguments),
+        TraceCommand::Record(arguments) => return record::execute(*arguments),
         TraceCommand::Replay(arguments) => replay::execute(&arguments)?,
         TraceCommand::Plot(arguments) => plot::execute(&arguments)?,
     }
