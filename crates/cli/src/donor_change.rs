@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spillway_fabric::address::DonorAddress;
 use spillway_volume::running::RunningVolume;
@@ -19,51 +18,36 @@ use crate::output;
 use crate::progress::Progress;
 use crate::registry::{Found, Kind, Registry};
 use crate::status::{self, Item};
-use crate::status_socket::{self, Answer, Question};
-
-/// What is asked of the process that serves a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum DonorChange {
-    /// Use the donor at this address too.
-    Add(String),
-    /// Bring everything away from the donor at this address, and use it no more.
-    Remove(String),
-    /// As [`DonorChange::Add`], because the machine joined the cluster.
-    Join(String),
-    /// As [`DonorChange::Remove`], because the machine left the cluster.
-    Leave(String),
-}
+use crate::status_socket::{self, Answer, DonorChange, Question};
 
 /// Donors that were removed by hand: the cluster does not bring them back while the process lives.
 #[derive(Debug, Default)]
 pub(crate) struct KeptOut(BTreeSet<String>);
 
-impl DonorChange {
-    /// Does it; a removal goes on in the background. `None` has no donors.
-    pub(crate) fn carry_out(&self, volume: Option<&RunningVolume>, kept_out: &mut KeptOut) -> Answer {
-        let Some(volume) = volume else {
-            return Answer::refused("it serves from memory of its own process, and uses no donor");
-        };
-        let (Self::Add(text) | Self::Remove(text) | Self::Join(text) | Self::Leave(text)) = self;
-        let address: DonorAddress = match text.parse() {
-            Ok(address) => address,
-            Err(error) => return Answer::refused(format!("{error}")),
-        };
-        let done = match self {
-            Self::Join(_) if kept_out.0.contains(text) => {
-                return Answer::refused(format!("the donor {text} was removed by hand; `add-donor` uses it again"));
-            }
-            Self::Add(_) | Self::Join(_) => volume.add_donor(&address),
-            Self::Remove(_) | Self::Leave(_) => volume.remove_donor(&address),
-        };
-        match (self, &done) {
-            (Self::Add(_), Ok(())) => drop(kept_out.0.remove(text)),
-            (Self::Remove(_), Ok(())) => drop(kept_out.0.insert(text.clone())),
-            _ => {}
+/// Does it; a removal goes on in the background. `None` has no donors.
+pub(crate) fn carry_out(change: &DonorChange, volume: Option<&RunningVolume>, kept_out: &mut KeptOut) -> Answer {
+    let Some(volume) = volume else {
+        return Answer::refused("it serves from memory of its own process, and uses no donor");
+    };
+    let (DonorChange::Add(text) | DonorChange::Remove(text) | DonorChange::Join(text) | DonorChange::Leave(text)) =
+        change;
+    let address: DonorAddress = match text.parse() {
+        Ok(address) => address,
+        Err(error) => return Answer::refused(format!("{error}")),
+    };
+    let done = match change {
+        DonorChange::Join(_) if kept_out.0.contains(text) => {
+            return Answer::refused(format!("the donor {text} was removed by hand; `add-donor` uses it again"));
         }
-        done.map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done())
+        DonorChange::Add(_) | DonorChange::Join(_) => volume.add_donor(&address),
+        DonorChange::Remove(_) | DonorChange::Leave(_) => volume.remove_donor(&address),
+    };
+    match (change, &done) {
+        (DonorChange::Add(_), Ok(())) => drop(kept_out.0.remove(text)),
+        (DonorChange::Remove(_), Ok(())) => drop(kept_out.0.insert(text.clone())),
+        _ => {}
     }
+    done.map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done())
 }
 
 /// Which things a command means.
@@ -212,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_device_of_local_memory_has_no_donors() {
-        let answer = DonorChange::Add("a:1".to_owned()).carry_out(None, &mut KeptOut::default());
+        let answer = carry_out(&DonorChange::Add("a:1".to_owned()), None, &mut KeptOut::default());
         assert!(answer.error.unwrap().contains("no donor"));
     }
 }

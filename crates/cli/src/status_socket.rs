@@ -13,7 +13,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::donor_change::DonorChange;
 use crate::limits;
 
 /// What can be asked.
@@ -30,6 +29,20 @@ pub(crate) enum Question {
     Donor(DonorChange),
     /// Please end, leaving nothing behind.
     Stop,
+}
+
+/// What is asked of the process that serves a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DonorChange {
+    /// Use the donor at this address too.
+    Add(String),
+    /// Bring everything away from the donor at this address, and use it no more.
+    Remove(String),
+    /// As [`DonorChange::Add`], because the machine joined the cluster.
+    Join(String),
+    /// As [`DonorChange::Remove`], because the machine left the cluster.
+    Leave(String),
 }
 
 /// What is answered.

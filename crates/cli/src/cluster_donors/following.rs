@@ -2,7 +2,7 @@
 //!
 //! A borrower that named no donor took those of its cluster. A machine that lends and that it does not use is added,
 //! while it has a place for it. A machine that said goodbye is removed. A machine that only says nothing is kept: its
-//! slabs may be all right, and the borrower's own recovery handles its loss. So is one that is being drained, which asks
+//! slabs may be all right, and the borrower's own recovery handles its loss. So is one that is being drained: it asks
 //! for its slabs itself.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -14,7 +14,7 @@ use spillway_volume::limits::DONORS_MAX;
 
 use super::choice::lending_addresses;
 use crate::agent::cluster::view::ClusterView;
-use crate::donor_change::DonorChange;
+use crate::status_socket::DonorChange;
 
 /// A donor that a borrower uses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The donors of a borrower that names none: those of the cluster that this machine's agent belongs to.
 //!
-//! The agent knows the cluster, so it is asked; [`choice`] decides, and [`following`] decides what changes later. A machine whose agent belongs to no cluster has
+//! The agent knows the cluster, so it is asked; [`choice`] decides, and [`following`] decides what changes later. A
+//! machine whose agent belongs to no cluster has
 //! that agent's own donor, which is of no use for the machine's swap. A machine without an agent has none, and what
 //! happens then is the caller's choice.
 

@@ -30,7 +30,7 @@ use spillway_volume::state::{DeviceState, keeping};
 
 use super::prefetch::process::report;
 use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
-use crate::donor_change::KeptOut;
+use crate::donor_change::{self, KeptOut};
 use crate::failure::Failure;
 use crate::limits;
 use crate::prefetch_report::PrefetchReport;
@@ -232,7 +232,7 @@ impl Server {
         match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),
-            Question::Donor(change) => change.carry_out(self.device.volume(), &mut self.kept_out),
+            Question::Donor(change) => donor_change::carry_out(change, self.device.volume(), &mut self.kept_out),
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
                 follows: self.launched.follows.clone(),

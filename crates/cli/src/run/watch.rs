@@ -15,7 +15,7 @@ use super::via::Choice;
 use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
-use crate::donor_change::KeptOut;
+use crate::donor_change::{self, KeptOut};
 use crate::interruption::Interruption;
 use crate::limits::{self, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::machine::memory::Memory;
@@ -213,7 +213,7 @@ fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunRepo
             Question::Cluster => Answer::no_cluster(),
             Question::Donor(change) => match governed.volume() {
                 None => Answer::no_donors(),
-                volume => change.carry_out(volume, &mut kept_out),
+                volume => donor_change::carry_out(change, volume, &mut kept_out),
             },
             Question::Status => {
                 let now = report.lock().expect("no holder panics").clone();

@@ -41,8 +41,8 @@ fn fill_place(shared: &ManagerState, slab: SlabIndex, lease: &Lease) -> Option<u
     Some(copy_index)
 }
 
-/// Takes the copy at `location` of `slab` away and gives its memory back, if every page of it has another copy, or copies
-/// at `others_min` donors.
+/// Takes the copy at `location` of `slab` away and gives its memory back, if every page of it has another copy, or
+/// copies at `others_min` donors.
 pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, location: Location, others_min: usize) -> bool {
     // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under
     // this lock, so the handle still means what it meant.

@@ -6,7 +6,8 @@
 //! The mover's thread fills and drops copies ([`mover`]). They share [`ManagerState`]; slab copy indexes change under
 //! the volume's assignment lock only.
 //!
-//! - [`donor_table`]: the donors, which change while the volume runs. [`donors`]: the link to each. - `dialing` and `opening`: connecting to one, and everything before its first
+//! - [`donor_table`]: the donors, which change while the volume runs. [`donors`]: the link to each.
+//! - `dialing` and `opening`: connecting to one, and everything before its first
 //!   slab.
 //! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`mapping`]: copy indexes filled and emptied. - [`refill`]: copying pages.

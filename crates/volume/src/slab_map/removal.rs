@@ -65,8 +65,8 @@ impl Volume {
         Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
-    /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk; or copies
-    /// at `others_min` donors, if that is not zero.
+    /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk; or
+    /// copies at `others_min` donors, if that is not zero.
     fn is_covered(
         &self,
         slab: SlabIndex,

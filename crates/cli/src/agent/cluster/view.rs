@@ -39,7 +39,8 @@ pub(crate) struct MemberView {
     pub(crate) machine: Option<String>,
     /// Which of its lives.
     pub(crate) generation: Option<u64>,
-    /// `alive`, `draining` (alive, and lends nothing any more), `suspect` (a probe got no answer), `gone`, `left` or `listed` (in a list, and no more is known).
+    /// `alive`, `draining` (alive, and lends nothing any more), `suspect` (a probe got no answer), `gone`, `left` or
+    /// `listed` (in a list, and no more is known).
     pub(crate) state: String,
     /// Whether it is the machine that was asked.
     pub(crate) is_self: bool,
