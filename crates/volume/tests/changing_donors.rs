@@ -41,6 +41,8 @@ fn start_donor(directory: &std::path::Path, number: usize) -> (Donor, [DonorAddr
     let config = DonorConfig {
         memory_bytes: 2 * SLABS * SLAB,
         headroom_bytes: 0,
+        machine_limit_bytes: None,
+        site: spillway_fabric::site::Site::default(),
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         unix_path: Some(path.clone()),
         key: None,
