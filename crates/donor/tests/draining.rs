@@ -27,7 +27,7 @@ fn everything_is_asked_back_and_lent_again_when_that_is_undone() {
     let donor = TestDonor::start(4, Some(key.clone()));
     let mut borrower = Borrower::open(donor.dial_tcp(), Some(&key), false).unwrap();
     let slab = borrower.lease().0;
-    assert_eq!(order(&donor, Some(&key), DrainOrder::Look).unwrap().0, false);
+    assert!(!order(&donor, Some(&key), DrainOrder::Look).unwrap().0);
     let (is_draining, lent_bytes, holders) = order(&donor, Some(&key), DrainOrder::Drain).unwrap();
     assert!(is_draining && lent_bytes == SLAB_SIZE_BYTES && holders.contains(&hello(false).volume), "{holders}");
     match borrower.hear().unwrap().0 {

@@ -33,7 +33,7 @@ fn an_added_donor_is_drawn() {
     let mut world = World::new(1, false, 2, &[9, 9]);
     world.lose(1);
     world.remove(1);
-    assert_eq!(world.leaving[&1], true, "without a session there is nothing to wait for");
+    assert!(world.leaving[&1], "without a session there is nothing to wait for");
     world.add(1);
     world.connect(1);
     world.write(0);
