@@ -11,6 +11,7 @@
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
 //! - [`loop_device`]: a file as a block device.
 //! - [`ublk`]: block devices in user space.
+//! - [`verbs`]: RDMA devices.
 //! - [`nbd`]: the kernel's client for network block devices.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
@@ -73,4 +74,5 @@ pub mod tracee;
 pub mod ublk;
 pub mod userfaultfd;
 pub mod vectored;
+pub mod verbs;
 pub mod whereabouts;
