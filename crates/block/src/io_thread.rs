@@ -232,6 +232,9 @@ impl RequestLoop {
         if open {
             self.follow_interest()?;
         }
+        if self.service.arm() {
+            return Ok(false);
+        }
         let mut waits: [PollFd<'_>; EVENTS_MAX + 2] =
             std::array::from_fn(|_| PollFd::new(&self.idle, PollFlags::empty()));
         let mut count = 0;

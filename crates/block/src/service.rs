@@ -70,6 +70,12 @@ pub trait BlockService: Send {
     /// Moves everything as far as it goes, tells `completed` what ended, and says what it waits for.
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting;
 
+    /// Asks for the events of what is in flight, before the thread sleeps. True: something came meanwhile, and the
+    /// thread polls in place of sleeping.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
     /// Descriptors to wait on, and whether each waits to write.
     fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool));
 }

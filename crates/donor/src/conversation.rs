@@ -3,6 +3,7 @@
 //! The thread reads what the borrower says and brings it to the [`Lender`](crate::lender::Lender), which decides what
 //! follows. The session ends when the Lender says so, or its connection closes.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -12,6 +13,7 @@ use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{DrainOrder, Hello, Message};
 use spillway_fabric::control::{self, ControlChannel, ControlError, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL};
+use spillway_fabric::rdma::{LentRegions, RdmaUnavailable};
 use spillway_fabric::tcp::Traffic;
 use spillway_fabric::wire::SessionToken;
 
@@ -54,6 +56,7 @@ pub(crate) fn serve(
 ) -> Result<(), SessionEnd> {
     let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
     let passes_descriptors = channel.passes_descriptors();
+    let local_address = channel.local_address();
     let (sender, mut receiver) = channel.split();
     let hello = match receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)?.0 {
         Message::Hello(hello) => hello,
@@ -65,7 +68,8 @@ pub(crate) fn serve(
         _ => return Err(SessionEnd::Protocol),
     };
     let (token, resume) = (SessionToken(random_bytes()?), SessionToken(random_bytes()?));
-    let session = shared.enter(|id| session(id, token, &hello, peer, &sender));
+    let rdma = hello.wants_rdma.then(|| open_rdma(local_address, &hello.volume));
+    let session = shared.enter(|id| session(id, token, &hello, peer, &sender, rdma));
     if !place.belongs_to(session.id) {
         shared.leave(&session);
         let reason = "the donor has too many connections; try again later".to_owned();
@@ -77,6 +81,8 @@ pub(crate) fn serve(
     let opened = Input::Opened(Opening { session: session.id, hello, machine, passes_descriptors, resume });
     bring(shared, &session, opened);
     let lost = converse(shared, &session, &mut receiver);
+    // Before the Lender hears that the session is gone: nothing of it reaches a slab then.
+    session.close_rdma();
     shared.feed(Input::Ended { session: session.id });
     Err(end(shared, &session, lost))
 }
@@ -115,6 +121,7 @@ fn session(
     hello: &Hello,
     peer: &str,
     sender: &ControlSender,
+    rdma: Option<Result<LentRegions, RdmaUnavailable>>,
 ) -> Session {
     Session {
         id,
@@ -127,10 +134,21 @@ fn session(
         slabs: SessionSlabs::default(),
         traffic: Traffic::default(),
         ended: AtomicBool::new(false),
+        rdma,
         ending: OnceLock::new(),
         sender: sender.clone(),
         outbox: Outbox::default(),
     }
+}
+
+/// This machine's end of RDMA for a session over the address of its control channel.
+fn open_rdma(address: Option<IpAddr>, volume: &str) -> Result<LentRegions, RdmaUnavailable> {
+    let regions = address.ok_or(RdmaUnavailable::NoNetwork).and_then(LentRegions::open);
+    match &regions {
+        Ok(regions) => tracing::info!("volume {volume} may use the RDMA device {}", regions.device()),
+        Err(error) => tracing::info!("volume {volume} wants RDMA, and there is none: {error}"),
+    }
+    regions
 }
 
 /// Brings what the borrower says to the Lender until the session ends; the error of its connection, if it was that.
@@ -138,6 +156,9 @@ fn converse(shared: &DonorState, session: &Arc<Session>, receiver: &mut ControlR
     while session.ending.get().is_none() && !session.ended.load(Ordering::Acquire) {
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, _unexpected_descriptor)) => {
+                if let Message::RdmaConnect { place, endpoint } = &message {
+                    session.outbox.push(session.connect_rdma(*place, endpoint));
+                }
                 bring(shared, session, Input::Message { session: session.id, message });
             }
             Err(ControlError::TimedOut) => bring(shared, session, Input::Quiet { session: session.id }),

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::{boot_id, random_bytes};
+use spillway_fabric::rdma::LentRegions;
 use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::DonorId;
 
@@ -206,12 +207,18 @@ fn lender_config(config: &DonorConfig) -> Result<LenderConfig, DonorError> {
 
 fn session_status(lender: &Lender, session: &Session) -> SessionStatus {
     let slabs = lender.slabs_held(session.id);
-    let counted = (!session.shares_memory).then_some(&session.traffic);
+    let by_rdma = session.regions().is_some_and(LentRegions::is_connected);
+    let counted = (!session.shares_memory && !by_rdma).then_some(&session.traffic);
+    let transport = match (session.shares_memory, by_rdma) {
+        (true, _) => "shm",
+        (false, true) => "rdma",
+        (false, false) => "tcp",
+    };
     SessionStatus {
         borrower: session.borrower.to_string(),
         volume: session.volume.clone(),
         peer: session.peer.clone(),
-        transport: if session.shares_memory { "shm" } else { "tcp" }.to_owned(),
+        transport: transport.to_owned(),
         slabs,
         lent_bytes: slabs as u64 * session.slab_size_bytes,
         read_bytes: counted.map(Traffic::read_bytes),

@@ -94,7 +94,7 @@ fn serve_data(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'
             return Ok(());
         }
         // From here on the end of the session ends this connection; before, `ended` tells.
-        tcp::serve(stream, &session.slabs, &session.traffic, &session.ended)
+        tcp::serve(stream, &*session, &session.traffic, &session.ended)
     });
     if let Err(error) = outcome {
         tracing::debug!("a data connection of {peer} ended: {error}");

@@ -8,17 +8,20 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use spillway_fabric::control::ControlSender;
 use spillway_fabric::control::message::Message;
-use spillway_fabric::tcp::Traffic;
-use spillway_fabric::units::BorrowerId;
+use spillway_fabric::rdma::{Endpoint, LentRegions, RdmaUnavailable};
+use spillway_fabric::tcp::{SlabDirectory, Traffic};
+use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::SessionToken;
+use spillway_sys::mapping::Mapping;
+use spillway_sys::verbs::Registrable;
 
 use crate::lender::EndReason;
 use crate::lender::leases::SessionId;
-use crate::slab_memory::SessionSlabs;
+use crate::slab_memory::{SessionSlabs, SlabMemory};
 
 /// One borrower.
 pub(crate) struct Session {
@@ -35,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) traffic: Traffic,
     /// Its data connections stop when this is set.
     pub(crate) ended: AtomicBool,
+    /// Its end of RDMA, if its borrower asked for that; or why there is none.
+    pub(crate) rdma: Option<Result<LentRegions, RdmaUnavailable>>,
     /// Why it is over, or never began.
     pub(crate) ending: OnceLock<Ending>,
     pub(crate) sender: ControlSender,
@@ -124,17 +129,74 @@ impl Session {
         self.sender.close();
     }
 
-    /// Sends a message; a slab's file with it, to a borrower that maps slabs itself.
+    /// Its end of RDMA, if there is one.
+    pub(crate) fn regions(&self) -> Option<&LentRegions> {
+        self.rdma.as_ref()?.as_ref().ok()
+    }
+
+    /// Ends its queue pairs, then takes back what they reached.
+    pub(crate) fn close_rdma(&self) {
+        if let Some(regions) = self.regions() {
+            regions.close();
+        }
+    }
+
+    /// Connects a queue pair of the borrower's; the answer.
+    pub(crate) fn connect_rdma(&self, place: u32, peer: &Endpoint) -> Message {
+        let connected = match &self.rdma {
+            Some(Ok(regions)) => regions.connect(place, peer).map_err(|error| error.to_string()),
+            Some(Err(unavailable)) => Err(unavailable.to_string()),
+            None => Err("this session began without RDMA".to_owned()),
+        };
+        match connected {
+            Ok(endpoint) => Message::RdmaConnected { place, endpoint },
+            Err(reason) => Message::RdmaRefused { place, reason },
+        }
+    }
+
+    /// Registers a slab that is lent with `message`, for a borrower that reaches it by RDMA: the message with its key.
+    /// A slab that cannot be registered is lent all the same, and its pages travel over TCP.
+    fn register(&self, message: &Message, memory: &Arc<SlabMemory>) -> Option<Message> {
+        let lend = |slab| {
+            let owner: Arc<dyn Registrable> = Arc::clone(memory) as _;
+            let key = self.regions()?.lend(slab, owner);
+            let warn =
+                |error: &RdmaUnavailable| tracing::warn!("a slab of volume {} goes over TCP: {error}", self.volume);
+            Some(key.inspect_err(warn).ok())
+        };
+        match *message {
+            Message::Leased { request, slab, .. } => Some(Message::Leased { request, slab, key: lend(slab)? }),
+            Message::Held { slab, .. } => Some(Message::Held { slab, key: lend(slab)? }),
+            _ => None,
+        }
+    }
+
+    /// Sends a message; a slab's file with it, to a borrower that maps slabs itself, and its key, to one that has RDMA.
     fn send(&self, message: &Message) {
         let lent = match message {
-            Message::Leased { slab, .. } | Message::Held { slab } if self.shares_memory => self.slabs.find(*slab),
+            Message::Leased { slab, .. } | Message::Held { slab, .. } => self.slabs.find(*slab),
             _ => None,
         };
-        let file: Option<BorrowedFd<'_>> = lent.as_ref().map(|memory| memory.file());
-        if let Err(error) = self.sender.send(message, file) {
+        let with_key = lent.as_ref().and_then(|memory| self.register(message, memory));
+        if let (Message::Released { slab }, Some(regions)) = (message, self.regions()) {
+            // The handle may be used anew as soon as the borrower hears it.
+            regions.take_back(*slab);
+        }
+        let file: Option<BorrowedFd<'_>> = lent.as_ref().filter(|_| self.shares_memory).map(|memory| memory.file());
+        if let Err(error) = self.sender.send(with_key.as_ref().unwrap_or(message), file) {
             // A failed send closes the channel, so the session's own thread ends it.
             tracing::debug!("{} of {}: {error}", self.volume, self.peer);
         }
+    }
+}
+
+impl SlabDirectory for Session {
+    fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
+        self.slabs.with_slab(slab, use_memory)
+    }
+
+    fn is_registered(&self, slab: SlabHandle) -> bool {
+        self.regions().is_some_and(|regions| regions.is_lent(slab))
     }
 }
 

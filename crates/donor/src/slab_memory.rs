@@ -17,6 +17,7 @@ use spillway_fabric::tcp::SlabDirectory;
 use spillway_fabric::units::SlabHandle;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
+use spillway_sys::verbs::Registrable;
 
 use crate::limits::PREPARE_STEP_BYTES;
 
@@ -100,6 +101,12 @@ impl SessionSlabs {
     pub fn clear(&self) {
         let slabs = std::mem::take(&mut *self.lent.write().expect("no thread panics with the slabs locked"));
         drop(slabs);
+    }
+}
+
+impl Registrable for SlabMemory {
+    fn memory(&self) -> &Mapping {
+        &self.mapping
     }
 }
 

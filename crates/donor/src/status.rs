@@ -43,14 +43,14 @@ pub struct SessionStatus {
     pub volume: String,
     /// Where it connected from.
     pub peer: String,
-    /// How its pages travel: `shm` or `tcp`.
+    /// How its pages travel: `shm`, `rdma` or `tcp`.
     pub transport: String,
     /// Slabs it holds.
     pub slabs: usize,
     /// Bytes of those.
     pub lent_bytes: u64,
-    /// Bytes of pages it has read. `None` over shared memory, where the donor sees nothing of it: the borrower's own
-    /// figures tell.
+    /// Bytes of pages it has read. `None` over shared memory and RDMA, where the donor sees nothing of it: the
+    /// borrower's own figures tell.
     pub read_bytes: Option<u64>,
     /// Bytes of pages it has written; like `read_bytes`.
     pub written_bytes: Option<u64>,

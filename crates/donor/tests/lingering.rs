@@ -46,7 +46,7 @@ fn held(borrower: &mut Borrower) -> Vec<(SlabHandle, Option<Memfd>)> {
     (0..borrower.welcome.held)
         .map(|_| {
             let (message, file) = borrower.hear().unwrap();
-            let Message::Held { slab } = message else { panic!("{message:?}") };
+            let Message::Held { slab, .. } = message else { panic!("{message:?}") };
             (slab, file.map(|file| Memfd::open(file).unwrap()))
         })
         .collect()

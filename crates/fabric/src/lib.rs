@@ -10,9 +10,10 @@
 //! - [`buffer_pool`]: pre-registered, locked page buffers.
 //! - [`queue_pair`]: the transport trait.
 //! - [`credit`], [`completion`]: how much may be in flight, and how to wait for it.
-//! - [`patience`]: how long a silent donor is waited for.
+//! - [`patience`]: how long a silent donor is waited for; `progress`: whether one still answers.
 //! - [`shm`]: slabs of the same host.
 //! - [`tcp`]: slabs anywhere, over a stream socket.
+//! - [`rdma`]: slabs anywhere, read and written by network adapters.
 //! - [`mod@file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 //! - [`key`]: the cluster's shared secret.
@@ -26,12 +27,15 @@ pub mod buffer_pool;
 pub mod completion;
 pub mod control;
 pub mod credit;
+mod endpoint;
 pub mod file;
 pub mod key;
 pub mod limits;
 pub mod membership;
 pub mod patience;
+mod progress;
 pub mod queue_pair;
+pub mod rdma;
 pub mod shm;
 pub mod site;
 pub mod tcp;

@@ -83,6 +83,19 @@ pub const STAGING_BYTES: usize = 16 * 1024;
 /// A donor's thread that waits for requests looks so often whether it shall stop.
 pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// An RDMA packet without an acknowledgement is sent again after 4.096 us times two to this power: 268 ms...
+pub const RDMA_TIMEOUT_EXPONENT: u8 = 16;
+
+/// ... so many times: a queue pair whose peer is gone fails after 1.2 s, before [`REQUEST_DEADLINE`]. With the largest
+/// count, 7, soft-RoCE never gives up.
+pub const RDMA_RETRIES: u8 = 3;
+
+/// Reads of one RDMA connection in flight on the network, a usual limit of adapters; others wait in the device.
+pub const RDMA_READS_IN_FLIGHT_MAX: u8 = 16;
+
+/// RDMA connections of one session: one for each I/O thread of the borrower.
+pub const RDMA_CONNECTIONS_PER_SESSION_MAX: u32 = 64;
+
 /// A backing file is filled with zeroes in steps of this size: long enough for a disk's full speed, short enough that
 /// pages do not wait for it.
 pub const FILL_STEP_BYTES: usize = 1 << 20;

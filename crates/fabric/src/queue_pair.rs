@@ -125,6 +125,18 @@ pub trait QueuePair: Send {
     /// deadlines. Returns how many ended.
     fn poll(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> usize;
 
+    /// Whether [`QueuePair::abandon`] lets go of reads that are in flight. An RDMA device writes to a buffer until the
+    /// read has ended.
+    fn can_abandon(&self) -> bool {
+        false
+    }
+
+    /// Asks for the event with the next completion, before the thread sleeps: a thread that spins never pays for it.
+    /// True: something came meanwhile, or cannot be waited for, and the thread polls in place of sleeping.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
     /// Lets go of the buffer of a read that was posted: what comes for it is thrown away, and its completion comes
     /// all the same. False where that cannot be done, and then nothing has changed.
     fn abandon(&mut self, _tag: Tag) -> bool {

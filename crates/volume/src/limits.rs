@@ -11,6 +11,9 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::settings::redundancy::REPLICAS_MAX;
 
+/// Messages of a donor that are kept while it is asked for queue pairs: recalls and questions, a few at most.
+pub const EARLY_MESSAGES_MAX: usize = 16;
+
 /// Copies of a slab that exist at one time: the replicas, and one more while a slab moves between donors.
 pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
 

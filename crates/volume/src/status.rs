@@ -64,8 +64,14 @@ pub struct DonorLinkStatus {
     pub donor: String,
     /// `connected`, `connecting`, or `lost`.
     pub state: String,
-    /// `shm` or `tcp`; empty until connected.
+    /// `shm`, `rdma` or `tcp`; empty until connected.
     pub transport: String,
+    /// Slabs that are reached over TCP although the session has RDMA: the donor could not register them.
+    #[serde(default)]
+    pub slabs_by_tcp: u64,
+    /// Why that one, where another was wished for or is faster; else empty.
+    #[serde(default)]
+    pub transport_reason: String,
     /// Slabs of this device that it holds.
     pub slabs: u64,
     /// Memory that it said it can still lend.

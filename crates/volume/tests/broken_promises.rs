@@ -24,6 +24,7 @@ use spillway_volume::manager::decisions::Decisions;
 use spillway_volume::manager::donor_table::DonorTable;
 use spillway_volume::manager::donors::{DonorEntry, Session};
 use spillway_volume::manager::mapping::place;
+use spillway_volume::manager::reach::Reach;
 use spillway_volume::manager::slab_scan;
 use spillway_volume::manager::slab_scan::findings::Findings;
 use spillway_volume::settings::redundancy::Redundancy;
@@ -251,8 +252,8 @@ fn open_session(donor: &DonorEntry) -> (Arc<Session>, ControlReceiver) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let theirs = std::thread::spawn(move || ControlChannel::accept(theirs, None).unwrap().split().1);
     let sender = ControlChannel::connect(ours, None).unwrap().split().0;
-    let session = Arc::new(Session { number: donor.number_session(), donor: DonorId(1), sender, window: None });
-    donor.connected(Arc::clone(&session), "tcp");
+    let session = Arc::new(Session { number: donor.number_session(), donor: DonorId(1), sender, reach: Reach::Socket });
+    donor.connected(Arc::clone(&session), "tcp", String::new());
     (session, theirs.join().unwrap())
 }
 

@@ -89,7 +89,7 @@ impl Lender {
         }
         self.welcome(id, session, held.len() as u32);
         for (slab, _) in held {
-            self.send(id, Message::Held { slab });
+            self.send(id, Message::Held { slab, key: None });
         }
     }
 

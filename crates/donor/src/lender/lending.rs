@@ -70,7 +70,8 @@ impl Lender {
                 }
             }
             Message::Ping => self.send(session, Message::Pong),
-            Message::Pong => {}
+            // The thread of the control channel has answered the other.
+            Message::Pong | Message::RdmaConnect { .. } => {}
             Message::Goodbye { reason } => self.end(now, session, EndReason::Goodbye(reason)),
             _ => self.end(now, session, EndReason::Protocol),
         }
@@ -124,7 +125,7 @@ impl Lender {
         self.leases.lend(lease);
         self.counters.leases_granted += 1;
         self.outputs.push(Output::Attach { slab, session: lease.session, handle: lease.slab });
-        self.send(lease.session, Message::Leased { request, slab: lease.slab });
+        self.send(lease.session, Message::Leased { request, slab: lease.slab, key: None });
     }
 
     pub(super) fn made(&mut self, slab: SlabId) {

@@ -141,6 +141,7 @@ mod tests {
             volume: "test".to_owned(),
             slab_size_bytes: 1 << 20,
             wants_shared_memory,
+            wants_rdma: false,
             linger_seconds: 0,
             patience_seconds: patience.as_secs() as u16,
             resume: None,

@@ -147,7 +147,7 @@ impl Borrower {
         self.request += 1;
         self.sender.send(&Message::Lease { request: self.request }, None).unwrap();
         match self.hear().unwrap() {
-            (Message::Leased { request, slab }, passed) if request == self.request => {
+            (Message::Leased { request, slab, .. }, passed) if request == self.request => {
                 Ok((slab, passed.map(|descriptor| Memfd::open(descriptor).unwrap())))
             }
             (answer, _) => Err(Box::new(answer)),
@@ -185,6 +185,7 @@ pub fn hello(wants_shared_memory: bool) -> Hello {
         volume: "test".to_owned(),
         slab_size_bytes: SLAB_SIZE_BYTES,
         wants_shared_memory,
+        wants_rdma: false,
         linger_seconds: 0,
         patience_seconds: 0,
         resume: None,

@@ -4,6 +4,7 @@
 //! count is the cipher's nonce, so a message that is lost, repeated or moved ends the channel. A channel that failed
 //! once stays closed: half a message may have been sent.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -92,6 +93,11 @@ impl ControlChannel {
     /// Whether descriptors can be passed: a UNIX socket.
     pub fn passes_descriptors(&self) -> bool {
         self.sender.shared.socket.passes_descriptors()
+    }
+
+    /// The network address of this end; none of a UNIX socket.
+    pub fn local_address(&self) -> Option<IpAddr> {
+        self.sender.shared.socket.local_address()
     }
 
     /// The two ends.
@@ -221,8 +227,8 @@ mod tests {
         for request in 0..100 {
             one_sender.send(&Message::Lease { request }, None).unwrap();
             assert_eq!(other_receiver.receive(LATER).unwrap().0, Message::Lease { request });
-            other_sender.send(&Message::Leased { request, slab: SlabHandle(request) }, None).unwrap();
-            let leased = Message::Leased { request, slab: SlabHandle(request) };
+            other_sender.send(&Message::Leased { request, slab: SlabHandle(request), key: None }, None).unwrap();
+            let leased = Message::Leased { request, slab: SlabHandle(request), key: None };
             assert_eq!(one_receiver.receive(LATER).unwrap().0, leased);
         }
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -298,13 +304,15 @@ mod tests {
         let threads: Vec<_> = (0..4)
             .map(|thread| {
                 let sender = sender.clone();
-                let send = move |slab| sender.send(&Message::Leased { request: thread, slab: SlabHandle(slab) }, None);
+                let send = move |slab| {
+                    sender.send(&Message::Leased { request: thread, slab: SlabHandle(slab), key: None }, None)
+                };
                 thread::spawn(move || (0..200).try_for_each(send))
             })
             .collect();
         let mut next = [0; 4];
         for _ in 0..800 {
-            let (Message::Leased { request, slab }, None) = receiver.receive(LATER).unwrap() else {
+            let (Message::Leased { request, slab, .. }, None) = receiver.receive(LATER).unwrap() else {
                 panic!("only leased messages were sent");
             };
             assert_eq!(slab.0, next[request as usize]);

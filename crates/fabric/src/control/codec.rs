@@ -5,6 +5,7 @@
 //! encodes to the same bytes (tested), so there is one way to say each thing.
 
 use crate::control::message::{DrainOrder, Hello, Message, Welcome};
+use crate::endpoint::Endpoint;
 use crate::limits::{
     CONTROL_MESSAGE_BYTES_MAX, LABEL_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX,
 };
@@ -58,6 +59,9 @@ mod kind {
     pub(super) const HELD: u8 = 17;
     pub(super) const DRAIN: u8 = 18;
     pub(super) const DRAINING: u8 = 19;
+    pub(super) const RDMA_CONNECT: u8 = 20;
+    pub(super) const RDMA_CONNECTED: u8 = 21;
+    pub(super) const RDMA_REFUSED: u8 = 22;
 }
 
 /// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
@@ -72,8 +76,13 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
             writer.kind(kind::FREE).u32(*request).u64(*free_bytes).u32(*slabs_held)
         }
         Message::Lease { request } => writer.kind(kind::LEASE).u32(*request),
-        Message::Leased { request, slab } => writer.kind(kind::LEASED).u32(*request).slab(*slab),
-        Message::Held { slab } => writer.kind(kind::HELD).slab(*slab),
+        Message::Leased { request, slab, key } => writer.kind(kind::LEASED).u32(*request).slab(*slab).key(*key),
+        Message::Held { slab, key } => writer.kind(kind::HELD).slab(*slab).key(*key),
+        Message::RdmaConnect { place, endpoint } => writer.kind(kind::RDMA_CONNECT).u32(*place).endpoint(endpoint),
+        Message::RdmaConnected { place, endpoint } => writer.kind(kind::RDMA_CONNECTED).u32(*place).endpoint(endpoint),
+        Message::RdmaRefused { place, reason } => {
+            writer.kind(kind::RDMA_REFUSED).u32(*place).text(reason, REASON_BYTES_MAX)
+        }
         Message::Refused { request, full, reason } => {
             writer.kind(kind::REFUSED).u32(*request).flag(*full).text(reason, REASON_BYTES_MAX)
         }
@@ -112,6 +121,7 @@ fn encode_hello<'writer>(writer: &'writer mut Writer, hello: &Hello) -> &'writer
         .text(&hello.volume, NAME_BYTES_MAX)
         .u64(hello.slab_size_bytes)
         .flag(hello.wants_shared_memory)
+        .flag(hello.wants_rdma)
         .u16(hello.linger_seconds)
         .u16(hello.patience_seconds)
         .token(hello.resume.as_ref())
@@ -148,6 +158,7 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
             volume: reader.text(NAME_BYTES_MAX)?,
             slab_size_bytes: reader.u64()?,
             wants_shared_memory: reader.flag()?,
+            wants_rdma: reader.flag()?,
             linger_seconds: reader.u16()?,
             patience_seconds: reader.u16()?,
             resume: reader.token()?,
@@ -168,8 +179,11 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
         kind::QUERY => Message::Query { request: reader.u32()? },
         kind::FREE => Message::Free { request: reader.u32()?, free_bytes: reader.u64()?, slabs_held: reader.u32()? },
         kind::LEASE => Message::Lease { request: reader.u32()? },
-        kind::LEASED => Message::Leased { request: reader.u32()?, slab: reader.slab()? },
-        kind::HELD => Message::Held { slab: reader.slab()? },
+        kind::LEASED => Message::Leased { request: reader.u32()?, slab: reader.slab()?, key: reader.key()? },
+        kind::HELD => Message::Held { slab: reader.slab()?, key: reader.key()? },
+        kind::RDMA_CONNECT => Message::RdmaConnect { place: reader.u32()?, endpoint: reader.endpoint()? },
+        kind::RDMA_CONNECTED => Message::RdmaConnected { place: reader.u32()?, endpoint: reader.endpoint()? },
+        kind::RDMA_REFUSED => Message::RdmaRefused { place: reader.u32()?, reason: reader.text(REASON_BYTES_MAX)? },
         kind::REFUSED => {
             Message::Refused { request: reader.u32()?, full: reader.flag()?, reason: reader.text(REASON_BYTES_MAX)? }
         }
@@ -231,6 +245,20 @@ impl Writer {
     /// A flag, and the token if it is there.
     fn token(&mut self, token: Option<&SessionToken>) -> &mut Self {
         self.flag(token.is_some()).array(token.map_or(&[], |token| &token.0[..]))
+    }
+
+    /// A flag, and the key if it is there.
+    fn key(&mut self, key: Option<u32>) -> &mut Self {
+        self.flag(key.is_some());
+        key.into_iter().fold(self, Self::u32)
+    }
+
+    fn endpoint(&mut self, endpoint: &Endpoint) -> &mut Self {
+        self.u32(endpoint.number).u32(endpoint.sequence).array(&endpoint.gid).u16(endpoint.lid).array(&[
+            endpoint.mtu,
+            endpoint.reads_in,
+            endpoint.reads_out,
+        ])
     }
 
     fn u16(&mut self, value: u16) -> &mut Self {
@@ -313,6 +341,23 @@ impl<'bytes> Reader<'bytes> {
         if self.flag()? { Ok(Some(SessionToken(self.array()?))) } else { Ok(None) }
     }
 
+    fn key(&mut self) -> Result<Option<u32>, CodecError> {
+        if self.flag()? { Ok(Some(self.u32()?)) } else { Ok(None) }
+    }
+
+    fn endpoint(&mut self) -> Result<Endpoint, CodecError> {
+        let endpoint = Endpoint {
+            number: self.u32()?,
+            sequence: self.u32()?,
+            gid: self.array()?,
+            lid: self.u16()?,
+            mtu: self.u8()?,
+            reads_in: self.u8()?,
+            reads_out: self.u8()?,
+        };
+        if endpoint.is_possible() { Ok(endpoint) } else { Err(CodecError::Value) }
+    }
+
     fn slab(&mut self) -> Result<SlabHandle, CodecError> {
         Ok(SlabHandle(self.u32()?))
     }
@@ -355,10 +400,10 @@ mod tests {
     }
 
     fn hello() -> impl Strategy<Value = Message> {
-        let later = (any::<u16>(), any::<u16>(), prop::option::of(any::<[u8; 32]>()));
+        let later = (any::<u16>(), any::<u16>(), prop::option::of(any::<[u8; 32]>()), any::<bool>());
         (any::<u16>(), any::<u128>(), text(), any::<u64>(), any::<bool>(), later).prop_map(
             |(version, borrower, volume, slab_size_bytes, wants_shared_memory, later)| {
-                let (linger_seconds, patience_seconds, resume) = later;
+                let (linger_seconds, patience_seconds, resume, wants_rdma) = later;
                 let (borrower, resume) = (BorrowerId(borrower), resume.map(SessionToken));
                 Message::Hello(Hello {
                     version,
@@ -366,6 +411,7 @@ mod tests {
                     volume,
                     slab_size_bytes,
                     wants_shared_memory,
+                    wants_rdma,
                     linger_seconds,
                     patience_seconds,
                     resume,
@@ -396,6 +442,18 @@ mod tests {
         )
     }
 
+    fn key() -> impl Strategy<Value = Option<u32>> {
+        prop::option::of(any::<u32>())
+    }
+
+    fn endpoint() -> impl Strategy<Value = Endpoint> {
+        let numbers = (0_u32..1 << 24, 0_u32..1 << 24, any::<[u8; 16]>(), any::<u16>());
+        (numbers, 1_u8..=5, any::<u8>(), any::<u8>()).prop_map(|(numbers, mtu, reads_in, reads_out)| {
+            let (number, sequence, gid, lid) = numbers;
+            Endpoint { number, sequence, gid, lid, mtu, reads_in, reads_out }
+        })
+    }
+
     fn message() -> impl Strategy<Value = Message> {
         let request = any::<u32>();
         let slab = any::<u32>().prop_map(SlabHandle);
@@ -410,14 +468,17 @@ mod tests {
                 slabs_held
             }),
             request.prop_map(|request| Message::Lease { request }),
-            (request, slab.clone()).prop_map(|(request, slab)| Message::Leased { request, slab }),
+            (request, slab.clone(), key()).prop_map(|(request, slab, key)| Message::Leased { request, slab, key }),
             (request, any::<bool>(), text()).prop_map(|(request, full, reason)| Message::Refused {
                 request,
                 full,
                 reason
             }),
             slab.clone().prop_map(|slab| Message::Release { slab }),
-            slab.clone().prop_map(|slab| Message::Held { slab }),
+            (slab.clone(), key()).prop_map(|(slab, key)| Message::Held { slab, key }),
+            (request, endpoint()).prop_map(|(place, endpoint)| Message::RdmaConnect { place, endpoint }),
+            (request, endpoint()).prop_map(|(place, endpoint)| Message::RdmaConnected { place, endpoint }),
+            (request, text()).prop_map(|(place, reason)| Message::RdmaRefused { place, reason }),
             slab.prop_map(|slab| Message::Released { slab }),
             (slabs(), any::<u32>()).prop_map(|(slabs, deadline_ms)| Message::Recall { slabs, deadline_ms }),
             (request, slabs()).prop_map(|(request, slabs)| Message::ActivityQuery { request, slabs }),

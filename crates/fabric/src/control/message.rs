@@ -5,6 +5,7 @@
 //!
 //! An operator says [`Message::Drain`] instead of a hello. The channel's key is what shows that it may.
 
+use crate::endpoint::Endpoint;
 use crate::site::Site;
 use crate::units::{BorrowerId, DonorId, SlabHandle};
 use crate::wire::SessionToken;
@@ -22,6 +23,8 @@ pub struct Hello {
     pub slab_size_bytes: u64,
     /// Whether slabs should come as memfds (UNIX sockets only).
     pub wants_shared_memory: bool,
+    /// Whether slabs should be registered with the donor's RDMA device at this address, if there is one.
+    pub wants_rdma: bool,
     /// For how long the donor should keep the slabs of this session if it ends without a goodbye; 0: not at all. The
     /// donor has a limit of its own.
     pub linger_seconds: u16,
@@ -105,11 +108,36 @@ pub enum Message {
         request: u32,
         /// What to call it.
         slab: SlabHandle,
+        /// What an RDMA device shows to use it; none if it is not registered.
+        key: Option<u32>,
     },
     /// Donor: this slab is still yours, with its content. With shared memory the memfd travels along.
     Held {
         /// What it is called.
         slab: SlabHandle,
+        /// As in [`Message::Leased`].
+        key: Option<u32>,
+    },
+    /// Borrower: connect a queue pair of yours to mine. One that was connected for this place ends first.
+    RdmaConnect {
+        /// Which of the borrower's queue pairs.
+        place: u32,
+        /// Mine.
+        endpoint: Endpoint,
+    },
+    /// Donor: it is connected.
+    RdmaConnected {
+        /// Of the question.
+        place: u32,
+        /// Mine.
+        endpoint: Endpoint,
+    },
+    /// Donor: it cannot be connected.
+    RdmaRefused {
+        /// Of the question.
+        place: u32,
+        /// Why, for people.
+        reason: String,
     },
     /// Donor: no slab.
     Refused {

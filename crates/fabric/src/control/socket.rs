@@ -7,6 +7,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,12 @@ impl Socket {
     /// Whether descriptors can be passed.
     pub(super) fn passes_descriptors(&self) -> bool {
         net::sockopt::socket_domain(&self.descriptor).is_ok_and(|domain| domain == net::AddressFamily::UNIX)
+    }
+
+    /// The network address of this end; none of a UNIX socket.
+    pub(super) fn local_address(&self) -> Option<IpAddr> {
+        let address = net::getsockname(&self.descriptor).ok()?;
+        SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
     }
 
     /// Sends all of `bytes`, `passed` with the first one.

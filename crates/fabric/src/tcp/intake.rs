@@ -166,7 +166,15 @@ impl<'a> Intake<'a> {
 
 fn discard(header: &RequestHeader, slabs: &dyn SlabDirectory) -> Status {
     let (offset, length) = (header.remote.offset_bytes as usize, header.length_bytes as usize);
-    match with_range(slabs, header, |memory| memory.remove(offset, length)) {
+    let is_registered = slabs.is_registered(header.remote.slab);
+    let free = |memory: &Mapping| {
+        if is_registered {
+            memory.zero(offset, length);
+            return Ok(());
+        }
+        memory.remove(offset, length)
+    };
+    match with_range(slabs, header, free) {
         None => Status::NotLent,
         Some(Ok(())) => Status::Done,
         Some(Err(error)) => Status::Failed(error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error())),

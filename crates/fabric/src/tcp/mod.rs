@@ -4,13 +4,12 @@
 //! slab. The layout of the stream is in [`wire::data`](crate::wire::data).
 //!
 //! - `handshake`: preface and proofs; socket settings.
-//! - `queue_pair`: the borrower's end; `progress` tells whether its donor still answers.
+//! - `queue_pair`: the borrower's end.
 //! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in
 //!   batches); `traffic` counts what they moved.
 
 mod handshake;
 mod intake;
-mod progress;
 mod queue_pair;
 mod replies;
 mod serve;

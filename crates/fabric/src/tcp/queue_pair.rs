@@ -22,11 +22,11 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use super::handshake;
-use super::progress::Progress;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::{HANDSHAKE_DEADLINE, QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::patience::Patience;
+use crate::progress::Progress;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
 use crate::wire::SessionToken;
@@ -297,7 +297,7 @@ impl TcpQueuePair {
     }
 
     /// Closes the socket, then ends every request in flight.
-    fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
+    pub(crate) fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
         self.socket = None;
         let ended = (self.posted - self.answered) as usize;
         while self.answered < self.posted {
@@ -350,6 +350,10 @@ impl QueuePair for TcpQueuePair {
             ended += self.take_down(complete);
         }
         ended
+    }
+
+    fn can_abandon(&self) -> bool {
+        true
     }
 
     fn abandon(&mut self, tag: Tag) -> bool {

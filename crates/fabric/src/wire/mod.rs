@@ -21,7 +21,8 @@ use std::fmt;
 /// 1: the first. 2: a data connection proves its session's token instead of showing it. 3: a donor may keep slabs for a
 /// borrower's next process. 4: a borrower says how long a donor should wait for it. 5: a donor says where it stands.
 /// 6: a donor can be drained over the network, and tells its cluster.
-pub const WIRE_VERSION: u16 = 6;
+/// 7: pages travel by RDMA.
+pub const WIRE_VERSION: u16 = 7;
 
 /// Opens data connections of a control session. Random and secret: a process that [proves](proof) to know it may
 /// read and write the session's slabs, so it is handed over encrypted, never travels on a data connection, and

@@ -2,6 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, missing_docs, reason = "test support")]
 
+pub mod conformance;
+pub mod rdma;
+
 use std::collections::HashMap;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -16,6 +19,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
+use spillway_fabric::rdma::LentRegions;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::{self, Greeting, SlabDirectory, TcpQueuePair, Traffic};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
@@ -36,7 +40,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Slabs of a donor, as other threads may change them.
 #[derive(Debug, Default)]
 pub struct Slabs {
-    lent: RwLock<HashMap<SlabHandle, Mapping>>,
+    lent: RwLock<HashMap<SlabHandle, Arc<Mapping>>>,
+    /// Where they are registered, if they are reached by RDMA.
+    pub regions: Option<LentRegions>,
 }
 
 impl Slabs {
@@ -48,7 +54,11 @@ impl Slabs {
 
     pub fn lend(&self, slab: SlabHandle) {
         let file = Memfd::create("test-slab", SLAB_SIZE_BYTES as u64).unwrap();
-        self.lent.write().unwrap().insert(slab, Mapping::shared(&file, SLAB_SIZE_BYTES).unwrap());
+        self.lent.write().unwrap().insert(slab, Arc::new(Mapping::shared(&file, SLAB_SIZE_BYTES).unwrap()));
+    }
+
+    pub fn memory(&self, slab: SlabHandle) -> Arc<Mapping> {
+        Arc::clone(&self.lent.read().unwrap()[&slab])
     }
 
     pub fn take_back(&self, slab: SlabHandle) {
@@ -59,7 +69,11 @@ impl Slabs {
 impl SlabDirectory for Slabs {
     fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
         let lent = self.lent.read().unwrap();
-        lent.get(&slab).map(use_memory).is_some()
+        lent.get(&slab).map(|memory| use_memory(memory)).is_some()
+    }
+
+    fn is_registered(&self, slab: SlabHandle) -> bool {
+        self.regions.as_ref().is_some_and(|regions| regions.is_lent(slab))
     }
 }
 

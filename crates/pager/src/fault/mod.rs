@@ -140,6 +140,11 @@ impl Faults {
         self.filled.take()
     }
 
+    /// Asks for the engine's events before a sleep; true: poll in place of sleeping.
+    pub fn arm(&mut self) -> bool {
+        self.engine.arm()
+    }
+
     /// The engine, for its events.
     pub fn engine(&self) -> &dyn BlockService {
         &*self.engine

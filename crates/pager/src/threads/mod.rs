@@ -229,6 +229,9 @@ pub(crate) fn serve_faults(
         let Some(patience) = leisure.patience(waiting, has_put_off, now) else { continue };
         let patience = cpu_idle.rest(now).unwrap_or(patience).min(patience);
         if has_events(faults.engine()) {
+            if faults.arm() {
+                continue;
+            }
             let slept = shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience));
             is_quiet = slept.transpose()? == Some(false);
         } else {
@@ -253,6 +256,9 @@ pub(crate) fn help_with_faults(shared: &PagerState, bell: usize, mut faults: Fau
             continue;
         }
         let Some(patience) = leisure.patience(waiting, faults.has_put_off(), now) else { continue };
+        if faults.arm() {
+            continue;
+        }
         bell.sleep(|| wait(&[bell.as_fd()], faults.engine(), patience)).transpose()?;
     }
     Ok(())
@@ -278,6 +284,9 @@ pub fn evict(shared: &PagerState, mut eviction: Eviction) -> io::Result<()> {
             }
             Pause::Sleep(patience) => patience.min(placement.rests(Instant::now())),
         };
+        if eviction.arm() {
+            continue;
+        }
         shared.eviction.sleep(|| wait(&[shared.eviction.as_fd()], eviction.engine(), patience)).transpose()?;
     }
     Ok(())

@@ -127,6 +127,7 @@ impl Cluster {
             volume: format!("volume-{borrower}"),
             slab_size_bytes: SLAB_SIZE_BYTES,
             wants_shared_memory: false,
+            wants_rdma: false,
             linger_seconds: 0,
             patience_seconds: if sole { SOLE_COPY_PATIENCE } else { SILENCE_DEADLINE }.as_secs() as u16,
             resume: None,

@@ -122,6 +122,10 @@ impl BlockService for Engine {
         waiting
     }
 
+    fn arm(&mut self) -> bool {
+        self.queue_pairs.arm()
+    }
+
     fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
         self.queue_pairs.for_each_event(visit);
     }

@@ -244,7 +244,7 @@ impl QueuePairSet {
         let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.sub_request.owner == owner;
         let can_be_let_go = |entry: &Entry| {
             let Target::Donor(donor) = entry.sub_request.target else { return false };
-            let over_socket = self.donors[usize::from(donor.0)].as_ref().is_some_and(|pair| pair.event().is_some());
+            let over_socket = self.donors[usize::from(donor.0)].as_ref().is_some_and(|pair| pair.can_abandon());
             entry.flight == Flight::Abandoned || (entry.flight == Flight::Posted && entry.is_read && over_socket)
         };
         if !self.entries.iter().filter(|entry| is_owners(entry)).all(can_be_let_go) {
@@ -378,6 +378,15 @@ impl QueuePairSet {
     /// Sub-requests posted and not ended, those that were abandoned among them.
     pub fn in_flight(&self) -> usize {
         SUB_REQUESTS_MAX - self.free.len()
+    }
+
+    /// Asks for the events of all queue pairs that owe something. True: something came meanwhile.
+    pub fn arm(&mut self) -> bool {
+        let mut came = false;
+        for queue_pair in self.donors.iter_mut().flatten().chain(self.disk.as_mut()) {
+            came |= queue_pair.in_flight() > 0 && queue_pair.arm();
+        }
+        came
     }
 
     /// Descriptors to wait on while sub-requests are in flight, and whether each waits to write.

@@ -4,7 +4,6 @@
 //! link thread ([`super::link`]) makes and loses sessions. What a donor could lend, and what it is asked for, is
 //! decided by the [`Steward`](crate::steward).
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,10 +11,9 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::ControlSender;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::patience::Patience;
-use spillway_fabric::shm::ShmWindow;
 use spillway_fabric::units::{DonorId, SlabHandle};
-use spillway_sys::memfd::Memfd;
 
+use super::reach::Reach;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::status::{DonorLatencyStatus, DonorLinkStatus};
 use crate::steward::SessionNumber;
@@ -29,8 +27,8 @@ pub struct Session {
     pub donor: DonorId,
     /// Speaks on the control channel.
     pub sender: ControlSender,
-    /// Where its slabs are mapped, on shared memory.
-    pub window: Option<Arc<ShmWindow>>,
+    /// How its slabs are reached.
+    pub reach: Reach,
 }
 
 /// How far the link to a donor is.
@@ -49,6 +47,7 @@ struct Link {
     session: Option<Arc<Session>>,
     donor: Option<DonorId>,
     transport: &'static str,
+    transport_reason: String,
     last_error: String,
     is_refused_for_good: bool,
 }
@@ -77,11 +76,6 @@ pub struct DonorEntry {
     patience: Arc<Patience>,
 }
 
-/// A slab that a donor lent cannot be used here.
-#[derive(Debug, thiserror::Error)]
-#[error("the donor's slab cannot be used: {0}")]
-pub struct UnusableSlab(String);
-
 impl DonorEntry {
     /// A donor that was not reached yet.
     pub fn new(slot: DonorSlot, address: DonorAddress, sessions: Arc<AtomicU64>) -> Self {
@@ -90,6 +84,7 @@ impl DonorEntry {
             session: None,
             donor: None,
             transport: "",
+            transport_reason: String::new(),
             last_error: String::new(),
             is_refused_for_good: false,
         };
@@ -138,13 +133,14 @@ impl DonorEntry {
         SessionNumber(self.sessions.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// A session was opened.
-    pub fn connected(&self, session: Arc<Session>, transport: &'static str) {
+    /// A session was opened, over `transport` for this reason.
+    pub fn connected(&self, session: Arc<Session>, transport: &'static str, reason: String) {
         let mut link = self.link();
         link.donor = Some(session.donor);
         link.session = Some(session);
         link.phase = Phase::Connected;
         link.transport = transport;
+        link.transport_reason = reason;
         link.last_error.clear();
         link.is_refused_for_good = false;
     }
@@ -207,6 +203,8 @@ impl DonorEntry {
             donor: link.donor.map(|donor| donor.to_string()).unwrap_or_default(),
             state: state.to_owned(),
             transport: link.transport.to_owned(),
+            transport_reason: link.transport_reason.clone(),
+            slabs_by_tcp: link.session.as_ref().map_or(0, |session| session.reach.slabs_by_tcp()),
             slabs: view.map_or(0, |view| view.slabs_held),
             free_bytes: view.map_or(0, |view| view.free_bytes),
             zone: view.map_or_else(String::new, |view| view.site.zone.as_str().to_owned()),
@@ -223,20 +221,9 @@ impl DonorEntry {
 }
 
 impl Session {
-    /// Maps the memory of a slab that was lent just now, if it is on this host.
-    pub fn attach(&self, slab: SlabHandle, memory: Option<OwnedFd>) -> Result<(), UnusableSlab> {
-        let Some(window) = &self.window else { return Ok(()) };
-        let unusable = |error: std::io::Error| UnusableSlab(error.to_string());
-        let memory = memory.ok_or_else(|| UnusableSlab("no memory came along".to_owned()))?;
-        let memory = Memfd::open(memory).map_err(unusable)?;
-        window.attach(slab, &memory).map_err(unusable)
-    }
-
-    /// Gives back a slab that was [attached](Self::attach); no request uses it any more.
+    /// Gives back a slab that was [attached](Reach::attach); no request uses it any more.
     pub fn give_back(&self, slab: SlabHandle) {
-        if let Some(window) = &self.window
-            && let Err(error) = window.detach(slab)
-        {
+        if let Err(error) = self.reach.detach(slab) {
             tracing::warn!("slab {slab} of donor {} stays mapped: {error}", self.donor);
         }
         self.release(slab);
@@ -255,6 +242,8 @@ mod tests {
     use std::time::Duration;
 
     use spillway_fabric::control::{ControlChannel, ControlReceiver};
+    use spillway_fabric::shm::ShmWindow;
+    use spillway_sys::memfd::Memfd;
 
     use super::*;
 
@@ -264,8 +253,8 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let donor = std::thread::spawn(move || ControlChannel::accept(theirs, None).unwrap().split());
         let sender = ControlChannel::connect(ours, None).unwrap().split().0;
-        let window = Some(ShmWindow::new(SLAB, 16).unwrap());
-        let session = Session { number: SessionNumber(0), donor: DonorId(1), sender, window };
+        let reach = Reach::Window(ShmWindow::new(SLAB, 16).unwrap());
+        let session = Session { number: SessionNumber(0), donor: DonorId(1), sender, reach };
         (session, donor.join().unwrap().1)
     }
 
@@ -274,8 +263,8 @@ mod tests {
         let (session, mut donor) = session();
         let memory = Memfd::create("test", SLAB).unwrap();
         let descriptor = std::os::fd::AsFd::as_fd(&memory).try_clone_to_owned().unwrap();
-        session.attach(SlabHandle(3), Some(descriptor)).unwrap();
-        let window = session.window.clone().unwrap();
+        session.reach.attach(SlabHandle(3), Some(descriptor), None).unwrap();
+        let Reach::Window(window) = &session.reach else { panic!("it is on this host") };
         assert!(window.is_attached(SlabHandle(3)));
         session.give_back(SlabHandle(3));
         assert!(!window.is_attached(SlabHandle(3)));
@@ -286,7 +275,7 @@ mod tests {
     #[test]
     fn a_slab_without_its_memory_cannot_be_used_on_this_host() {
         let (session, _donor) = session();
-        let error = session.attach(SlabHandle(0), None).unwrap_err();
+        let error = session.reach.attach(SlabHandle(0), None, None).unwrap_err();
         assert!(error.to_string().contains("no memory came along"), "{error}");
     }
 
@@ -296,7 +285,7 @@ mod tests {
         let numbers = [entry.number_session(), entry.number_session()];
         let (mut session, _donor) = session();
         session.number = numbers[1];
-        entry.connected(Arc::new(session), "shm");
+        entry.connected(Arc::new(session), "shm", String::new());
         assert!(entry.session_numbered(numbers[0]).is_none() && entry.session_numbered(numbers[1]).is_some());
         entry.disconnected("the test is over".to_owned(), false);
         assert!(entry.session_numbered(numbers[1]).is_none());

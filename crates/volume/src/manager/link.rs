@@ -1,7 +1,8 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this
+//! address. Any other, and every one if the user says so, gets one connection per I/O thread: over RDMA where both ends
+//! have a device, else over TCP. When it ends, in this
 //! order: the donor counts as disconnected (no new copy index is filled), I/O threads lose their queue pairs
 //! (requests in flight end), and every copy index at the donor is emptied. Only then is the donor tried again: a
 //! donor that comes back is a new one, with new slabs. Slabs that it kept for a process that died are taken over at
@@ -18,14 +19,13 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::ControlError;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::control::silence::Silence;
-use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE};
-use spillway_fabric::shm::ShmWindow;
+use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 
 use super::dialing::Resolver;
 use super::donors::{DonorEntry, Session};
 use super::link_error::LinkError;
 use super::mapping::forget_donor;
-use super::opening::{Attempt, Transport};
+use super::opening::Attempt;
 use super::reunion;
 use super::{ManagerState, donor_table};
 use crate::engine::queue_pairs::QueuePairChange;
@@ -140,32 +140,29 @@ fn look_for_sole_copies(shared: &ManagerState, donor: &DonorEntry) -> bool {
 /// One session from its beginning to its end; `Ok` when the device stops.
 fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
     let mut attempt = Attempt::begin(shared, donor);
-    let opened = attempt.open(resolver)?;
-    let window = match opened.transport {
-        Transport::Shm => {
-            let size_bytes = shared.volume.geometry.slab_size_bytes();
-            Some(ShmWindow::new(size_bytes, SLABS_PER_SESSION_MAX).map_err(LinkError::Data)?)
-        }
-        Transport::Tcp(_) | Transport::Unix(_) => None,
-    };
+    let mut opened = attempt.open(resolver)?;
+    let reach = attempt.reach(&opened)?;
     shared.volume.set_silent(donor.slot, false);
     look_for_sole_copies(shared, donor);
-    let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
-    attempt.install_queue_pairs(&opened, window.as_ref())?;
+    let held = reunion::take_held(shared, donor.slot, &opened.held, &reach);
+    attempt.install_queue_pairs(&mut opened, &reach)?;
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
     shared.resumption.records.set_donor(donor.slot, &record);
     let sender = opened.sender.with_patience(donor.patience().silence());
     let (number, identity) = (donor.number_session(), opened.welcome.donor);
-    let session = Arc::new(Session { number, donor: identity, sender, window: window.clone() });
-    let transport = if window.is_some() { "shm" } else { "tcp" };
+    let session = Arc::new(Session { number, donor: identity, sender, reach });
+    let transport = opened.transport.name();
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     shared.volume.begin_session(donor.slot);
-    donor.connected(Arc::clone(&session), transport);
+    donor.connected(Arc::clone(&session), transport, opened.reason);
     let (free_bytes, site) = (opened.welcome.free_bytes, opened.welcome.site);
     let link = Link { session: number, identity, free_bytes, slabs_held: held.kept, site };
     shared.decide(Input::Up { donor: donor.slot, link });
     // Leased by a process that died before it put them to use.
     held.unused.into_iter().for_each(|slab| session.release(slab));
+    for message in opened.early {
+        handle(shared, donor, &session, message, None)?;
+    }
     let mut receiver = opened.receiver;
     let mut silence = Silence::default();
     let mut look_again: Option<Instant> = None;
@@ -178,6 +175,7 @@ fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -
         if look_again.take_if(|at| Instant::now() >= *at).is_some() && look_for_sole_copies(shared, donor) {
             look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
         }
+        session.reach.ask_for_repairs(&session.sender);
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
                 silence.is_broken();
@@ -208,8 +206,9 @@ fn handle(
     descriptor: Option<OwnedFd>,
 ) -> Result<(), LinkError> {
     match message {
-        Message::Leased { request, slab } => {
-            if let Err(error) = session.attach(slab, descriptor) {
+        Message::Leased { request, slab, key } => {
+            if let Err(error) = session.reach.attach(slab, descriptor, key) {
+                donor.refused(&error.to_string());
                 tracing::warn!("slab {slab} of {}: {error}", donor.address);
                 session.release(slab);
                 shared.decide(Input::Unusable { donor: donor.slot, session: session.number, request });
@@ -224,6 +223,8 @@ fn handle(
         Message::Free { .. } | Message::Recall { .. } | Message::ActivityQuery { .. } => {
             tell(shared, donor, session, message);
         }
+        Message::RdmaConnected { place, endpoint } => session.reach.repaired(place, Ok(&endpoint)),
+        Message::RdmaRefused { place, reason } => session.reach.repaired(place, Err(&reason)),
         Message::Ping => session.sender.send(&Message::Pong, None)?,
         Message::Pong | Message::Released { .. } => {}
         Message::Goodbye { reason } => return Err(LinkError::Goodbye(reason)),
@@ -253,9 +254,7 @@ fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
         holder.mailbox.leave(QueuePairChange { donor: donor.slot, queue_pair: None });
     }
     let pages_lost = forget_donor(shared, donor.slot);
-    if let Some(window) = &session.window {
-        window.close();
-    }
+    session.reach.close();
     if matches!(error, LinkError::Removed) && pages_lost == 0 {
         tracing::info!("the link to donor {} is closed", donor.address);
     } else if pages_lost > 0 {

@@ -41,6 +41,9 @@ pub enum LinkError {
     /// This donor is used no more.
     #[error("it was removed")]
     Removed,
+    /// The same for RDMA.
+    #[error("no RDMA with it, and --transport rdma allows nothing else: {0}")]
+    NoRdma(String),
     /// The donor leaves.
     #[error("the donor said goodbye: {0}")]
     Goodbye(String),
@@ -49,6 +52,7 @@ pub enum LinkError {
 impl LinkError {
     /// Whether trying again cannot help before an operator changes something.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey) | Self::NoSharedMemory)
+        let is_refused = matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey));
+        is_refused || matches!(self, Self::NoSharedMemory | Self::NoRdma(_))
     }
 }

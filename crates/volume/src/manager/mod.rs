@@ -9,7 +9,7 @@
 //! - [`donor_table`]: the donors, which change while the volume runs. [`donors`]: the link to each.
 //! - `dialing` and `opening`: connecting to one, and everything before its first
 //!   slab.
-//! - [`reunion`]: slabs that donors kept for a process that died.
+//! - [`reach`]: how a session's slabs are reached. - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`mapping`]: copy indexes filled and emptied. - [`refill`]: copying pages.
 //! - [`slab_scan::findings`]: the last look at all slabs.
 
@@ -22,6 +22,7 @@ pub mod link_error;
 pub mod mapping;
 pub mod mover;
 mod opening;
+pub mod reach;
 pub mod refill;
 pub mod reunion;
 pub mod slab_scan;

@@ -179,8 +179,8 @@ impl Refill {
         }
     }
 
-    fn sleep(&self) {
-        if self.queue_pairs.needs_polling() {
+    fn sleep(&mut self) {
+        if self.queue_pairs.needs_polling() || self.queue_pairs.arm() {
             return;
         }
         let mut waits = Vec::new();

@@ -9,11 +9,10 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use spillway_fabric::shm::ShmWindow;
 use spillway_fabric::units::SlabHandle;
-use spillway_sys::memfd::Memfd;
 
 use super::ManagerState;
+use super::reach::{Reach, UnusableSlab};
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 
 /// A slab that the donor kept.
@@ -23,6 +22,8 @@ pub struct HeldSlab {
     pub slab: SlabHandle,
     /// Its memory, if it is on this host.
     pub memory: Option<OwnedFd>,
+    /// Its key, if it is reached by RDMA.
+    pub key: Option<u32>,
 }
 
 /// What became of the slabs that a donor kept.
@@ -34,13 +35,13 @@ pub struct Reunion {
     pub unused: Vec<SlabHandle>,
 }
 
-/// Makes the copy indexes at `donor` and the slabs that it kept agree; memory is mapped into `window`.
-pub fn take_held(shared: &ManagerState, donor: DonorSlot, held: &[HeldSlab], window: Option<&ShmWindow>) -> Reunion {
+/// Makes the copy indexes at `donor` and the slabs that it kept agree; `reach` is how their memory is reached.
+pub(super) fn take_held(shared: &ManagerState, donor: DonorSlot, held: &[HeldSlab], reach: &Reach) -> Reunion {
     let _assignment = shared.volume.assignment();
     let named = named_slabs(shared, donor);
     let (wanted, unused): (Vec<_>, Vec<_>) = held.iter().partition(|held| named.contains(&held.slab));
     let usable: BTreeSet<SlabHandle> =
-        wanted.iter().filter(|held| is_usable(held, window)).map(|held| held.slab).collect();
+        wanted.iter().filter(|held| is_usable(held, reach)).map(|held| held.slab).collect();
     let pages_lost = empty_places(shared, donor, &usable);
     if !named.is_empty() {
         tracing::warn!(
@@ -59,12 +60,10 @@ fn named_slabs(shared: &ManagerState, donor: DonorSlot) -> BTreeSet<SlabHandle> 
     locations.flatten().filter(|location| location.donor == donor).map(|location| location.handle).collect()
 }
 
-fn is_usable(held: &HeldSlab, window: Option<&ShmWindow>) -> bool {
-    let Some(window) = window else { return true };
-    let memory = held.memory.as_ref().ok_or_else(|| std::io::Error::other("no memory came along"));
-    let mapped =
-        memory.and_then(OwnedFd::try_clone).and_then(Memfd::open).and_then(|memory| window.attach(held.slab, &memory));
-    mapped.inspect_err(|error| tracing::warn!("slab {} cannot be used again: {error}", held.slab)).is_ok()
+fn is_usable(held: &HeldSlab, reach: &Reach) -> bool {
+    let copied = held.memory.as_ref().map(OwnedFd::try_clone).transpose();
+    let attached = copied.map_err(UnusableSlab::from).and_then(|memory| reach.attach(held.slab, memory, held.key));
+    attached.inspect_err(|error| tracing::warn!("slab {} cannot be used again: {error}", held.slab)).is_ok()
 }
 
 /// Empties every copy index at `donor` whose slab is not `usable`. Returns pages that were lost by it.

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// `auto`, `shm` or `tcp`.
+/// `auto`, `shm`, `rdma` or `tcp`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// Shared memory with donors on this host, a socket to others.
+    /// Shared memory with donors on this host; to others RDMA, where both ends have a device, and else a socket.
     #[default]
     Auto,
     /// Shared memory, or no connection.
     Shm,
+    /// RDMA, or no connection.
+    Rdma,
     /// A socket, also to donors on this host: for measurements and tests, and where donors must not map memory to
     /// borrowers.
     Tcp,
@@ -18,7 +20,7 @@ pub enum TransportChoice {
 
 /// A transport that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no transport; use auto, shm or tcp")]
+#[error("'{0}' is no transport; use auto, shm, rdma or tcp")]
 pub struct UnknownTransport(String);
 
 impl FromStr for TransportChoice {
@@ -28,6 +30,7 @@ impl FromStr for TransportChoice {
         match text {
             "auto" => Ok(Self::Auto),
             "shm" => Ok(Self::Shm),
+            "rdma" => Ok(Self::Rdma),
             "tcp" => Ok(Self::Tcp),
             _ => Err(UnknownTransport(text.to_owned())),
         }
@@ -39,6 +42,7 @@ impl fmt::Display for TransportChoice {
         formatter.write_str(match self {
             Self::Auto => "auto",
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
             Self::Tcp => "tcp",
         })
     }
@@ -50,12 +54,12 @@ mod tests {
 
     #[test]
     fn choices_survive_a_round_trip_and_others_are_refused() {
-        for text in ["auto", "shm", "tcp"] {
+        for text in ["auto", "shm", "rdma", "tcp"] {
             assert_eq!(text.parse::<TransportChoice>().unwrap().to_string(), text);
         }
         assert_eq!(TransportChoice::default(), TransportChoice::Auto);
-        for text in ["", "TCP", "rdma"] {
-            assert!(text.parse::<TransportChoice>().unwrap_err().to_string().contains("auto, shm or tcp"));
+        for text in ["", "TCP", "roce"] {
+            assert!(text.parse::<TransportChoice>().unwrap_err().to_string().contains("auto, shm, rdma or tcp"));
         }
     }
 }

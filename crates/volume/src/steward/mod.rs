@@ -346,7 +346,7 @@ impl Steward {
                 self.donors.told_free(now, donor, free_bytes);
                 self.placing.free(donor, request);
             }
-            Message::Leased { request, slab: handle } => {
+            Message::Leased { request, slab: handle, .. } => {
                 let lease = Lease { location: Location { donor, handle }, session };
                 if !self.placing.leased(lease, request) {
                     // The placement gave up waiting, and asked another donor.

@@ -155,6 +155,10 @@ impl QueuePair for StoreQueuePair {
         self.posted.len()
     }
 
+    fn can_abandon(&self) -> bool {
+        self.event().is_some()
+    }
+
     fn abandon(&mut self, tag: Tag) -> bool {
         let is_it = |(request, _): &(Request, u32)| request.tag == tag && request.operation == Operation::Read;
         let is_there = self.event.is_some() && self.posted.iter().any(is_it);

@@ -21,7 +21,7 @@ fn a_slab_is_made_before_it_is_lent_and_freed_when_it_is_released() {
     let [Output::Make(make)] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((make.size_bytes, make.wanted_by), (SIZE, Some(session)));
     let (slab, handle) = (make.slab, SlabHandle(0));
-    let leased = Output::Send { session, message: Message::Leased { request: 3, slab: handle } };
+    let leased = Output::Send { session, message: Message::Leased { request: 3, slab: handle, key: None } };
     assert_eq!(world.feed(Input::Made { slab }), [Output::Attach { slab, session, handle }, leased]);
     let released = Output::Send { session, message: Message::Released { slab: handle } };
     let outputs = world.say(session, Message::Release { slab: handle });

@@ -53,7 +53,7 @@ fn nonsense_of_one_borrower_costs_no_other_one_a_slab() {
     for nonsense in [
         Message::Release { slab },
         Message::Hello(hello(1)),
-        Message::Leased { request: 0, slab },
+        Message::Leased { request: 0, slab, key: None },
         Message::Recall { slabs: vec![slab], deadline_ms: 0 },
     ] {
         let mut world = world(8);

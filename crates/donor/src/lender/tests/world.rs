@@ -173,7 +173,7 @@ impl World {
     fn hear(&mut self, session: SessionId, message: &Message) {
         assert!(self.open.contains(&session), "{message:?} is for a session that is open");
         match message {
-            Message::Leased { slab, .. } | Message::Held { slab } => {
+            Message::Leased { slab, .. } | Message::Held { slab, .. } => {
                 assert!(self.handles.contains_key(&(session, *slab)), "a slab is there before its borrower is told");
             }
             Message::Recall { slabs, .. } => {
@@ -250,7 +250,7 @@ impl World {
         self.say(session, Message::Lease { request: 7 });
         self.make_all();
         self.log[begin..].iter().find_map(|output| match output {
-            Output::Send { session: to, message: Message::Leased { request: 7, slab } } if *to == session => {
+            Output::Send { session: to, message: Message::Leased { request: 7, slab, .. } } if *to == session => {
                 Some(*slab)
             }
             _ => None,
@@ -277,6 +277,7 @@ pub(super) fn hello(borrower: u128) -> Hello {
         volume: format!("volume {borrower}"),
         slab_size_bytes: SIZE,
         wants_shared_memory: false,
+        wants_rdma: false,
         linger_seconds: 0,
         patience_seconds: 0,
         resume: None,

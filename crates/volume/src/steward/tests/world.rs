@@ -309,7 +309,7 @@ impl World {
                 donor.next_handle += 1;
                 donor.lent.insert(slab);
                 self.loose.insert((slot, session, slab), ());
-                Message::Leased { request, slab }
+                Message::Leased { request, slab, key: None }
             }
             _ => return false,
         };

@@ -22,7 +22,7 @@ use crate::units::PAGE_SIZE_BYTES;
 
 /// The watch over one connection, see the module text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     /// When the connection was last looked at.
     looked: Instant,
     /// How long nothing came, as far as this side looked.
@@ -32,22 +32,22 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { looked: now, silence: Duration::ZERO, bytes: 0 }
     }
 
     /// A request was posted while none was in flight.
-    pub(super) fn became_busy(&mut self, now: Instant) {
+    pub(crate) fn became_busy(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
     /// An answer is complete.
-    pub(super) fn answered(&mut self, now: Instant) {
+    pub(crate) fn answered(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
     /// Bytes of answers came.
-    pub(super) fn received(&mut self, bytes: usize, now: Instant) {
+    pub(crate) fn received(&mut self, bytes: usize, now: Instant) {
         self.bytes += bytes;
         if self.bytes >= PAGE_SIZE_BYTES {
             *self = Self::new(now);
@@ -56,7 +56,7 @@ impl Progress {
 
     /// Looks at a connection with requests in flight, from which everything that was there has been received. Whether
     /// it counts as lost.
-    pub(super) fn is_overdue(&mut self, now: Instant, patience: Duration) -> bool {
+    pub(crate) fn is_overdue(&mut self, now: Instant, patience: Duration) -> bool {
         self.silence += now.saturating_duration_since(self.looked).min(LOOK_INTERVAL_MAX);
         self.looked = self.looked.max(now);
         self.silence > patience
