@@ -224,9 +224,18 @@ fn describe_donors(text: &mut String, donors: Option<&Value>) {
         let _ = write!(text, "  donor {}: {} {}, {slabs} slabs", field("address"), field("state"), field("transport"));
         let is_leaving = donor.get("is_leaving").and_then(Value::as_bool) == Some(true);
         let leaving = if is_leaving { ", being removed" } else { "" };
-        let _ = write!(text, "{leaving}{}{}", site_of(donor), latency_of(donor));
+        let _ = write!(text, "{leaving}");
+        let by_tcp = donor.get("slabs_by_tcp").and_then(Value::as_u64).unwrap_or(0);
+        if by_tcp > 0 {
+            let _ = write!(text, ", {by_tcp} of them over tcp: the donor could not register them");
+        }
+        let _ = write!(text, "{}{}", site_of(donor), latency_of(donor));
         let error = field("last_error");
         let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
+        let reason = field("transport_reason");
+        if !reason.is_empty() && reason != "-" {
+            let _ = writeln!(text, "    not by RDMA: {reason}");
+        }
     }
 }
 

@@ -54,7 +54,7 @@ fn nonsense_is_a_usage_error_with_an_example() {
     assert_fails(&["run", "--local", "150%", "--", "true"], 2, &["50%"]);
     assert_fails(&["run", "--redundancy", "raid5", "--", "true"], 2, &["replicas=N"]);
     assert_fails(&["run", "--donor", "nowhere", "--", "true"], 2, &["HOST:PORT"]);
-    assert_fails(&["run", "--transport", "pigeon", "--", "true"], 2, &["auto, shm or tcp"]);
+    assert_fails(&["run", "--transport", "pigeon", "--", "true"], 2, &["auto, shm, rdma or tcp"]);
     assert_fails(&["run", "--keep-awake", "always", "--", "true"], 2, &["bursts or never"]);
     assert_fails(&["run"], 2, &["Usage"]);
     assert_fails(&["device", "on", "--size", "-1", "--donor", "a:1"], 2, &["--size"]);

@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 70] = [
+const DECISIONS: [&str; 71] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -257,6 +257,7 @@ const DECISIONS: [&str; 70] = [
     "crates/pager/src/fault/read_ahead.rs",
     "crates/pager/src/fault/recheck.rs",
     "crates/fabric/src/credit.rs",
+    "crates/fabric/src/endpoint.rs",
     "crates/fabric/src/patience.rs",
     "crates/fabric/src/control/silence.rs",
     "crates/fabric/src/membership/mod.rs",

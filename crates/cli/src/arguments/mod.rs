@@ -112,7 +112,8 @@ pub(crate) struct StorageArguments {
     /// disk)
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) mapping: MappingPolicy,
-    /// How pages travel: auto (shared memory with donors on this host), shm, or tcp (a socket, also on this host)
+    /// How pages travel: auto (shared memory with donors on this host, else RDMA where both ends have it, else a
+    /// socket), shm, rdma, or tcp (a socket, also on this host)
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) transport: TransportChoice,
     /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or

@@ -254,11 +254,25 @@ fn network_block_device(system: &System) -> Check {
 }
 
 fn rdma(system: &System) -> Check {
-    let devices = fs::read_dir(system.path("/sys/class/infiniband")).map(Iterator::count).unwrap_or(0);
-    if devices > 0 {
-        return good("RDMA", format!("{devices} device(s); donors are reached over TCP and shared memory so far"));
+    let addresses = match system.rdma() {
+        Ok(addresses) => addresses,
+        Err(missing) => {
+            let detail = format!("TCP and shared memory are used: {missing}");
+            return lacking("RDMA", State::Optional, detail, "see docs/rdma.md");
+        }
+    };
+    if addresses.is_empty() {
+        let detail = "no device has an IP address (RoCE version 2), so TCP and shared memory are used";
+        return lacking("RDMA", State::Optional, detail, "rdma link add rxe0 type rxe netdev eth0");
     }
-    lacking("RDMA", State::Optional, "no device: TCP and shared memory are used", "modprobe rdma_rxe")
+    let found = format!("donors that have it too are reached by {}", addresses.join(", "));
+    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
+        Some(bytes) if !system.user_is_root() => {
+            let detail = format!("{found}, as far as {} of locked memory go", crate::size::human(bytes));
+            lacking("RDMA", State::Optional, detail, "ulimit -l unlimited")
+        }
+        _ => good("RDMA", found),
+    }
 }
 
 /// Pages that zswap keeps compressed in local memory never reach a donor.
@@ -338,9 +352,8 @@ mod tests {
             ("/proc/sys/kernel/osrelease", "6.12.100-amd64\n"),
             ("/proc/pressure/memory", "some\n"),
             ("/proc/sys/kernel/io_uring_disabled", "0\n"),
-            ("/sys/class/infiniband/rxe0", ""),
         ]);
-        let checks = all(&system.with_front_ends(|_| Ok(())));
+        let checks = all(&system.with_front_ends(|_| Ok(())).with_rdma(&["rxe0 10.0.0.1"]));
         let names = [
             "user",
             "FUSE",

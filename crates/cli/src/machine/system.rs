@@ -10,6 +10,7 @@ use spillway_device::prefetch::driver;
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::front_end::FrontEndError;
 use spillway_sys::userfaultfd::access::Access;
+use spillway_sys::verbs;
 
 /// Tries whether a front end can be had.
 pub(crate) type FrontEndProbe = fn(FrontEndKind) -> Result<(), FrontEndError>;
@@ -22,6 +23,7 @@ pub(crate) struct System {
     user_faults: Option<Access>,
     front_ends: FrontEndProbe,
     swap_prefetching: Result<(), String>,
+    rdma: Result<Vec<String>, String>,
 }
 
 impl System {
@@ -33,6 +35,7 @@ impl System {
             user_faults: Access::probe().ok(),
             front_ends: choice::probe,
             swap_prefetching: driver::probe().map_err(|error| error.to_string()),
+            rdma: rdma_addresses(),
         }
     }
 
@@ -41,13 +44,20 @@ impl System {
     pub(crate) fn of_files(root: PathBuf, user_is_root: bool) -> Self {
         let front_ends = |_| Err(FrontEndError::Missing("no driver".to_owned()));
         let swap_prefetching = Err("no perf events".to_owned());
-        Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching }
+        let rdma = Err("there is no RDMA device".to_owned());
+        Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching, rdma }
     }
 
     /// The same one where pages can be prefetched from swap.
     #[cfg(test)]
     pub(crate) fn with_swap_prefetching(self) -> Self {
         Self { swap_prefetching: Ok(()), ..self }
+    }
+
+    /// The same one with these addresses of RDMA devices.
+    #[cfg(test)]
+    pub(crate) fn with_rdma(self, addresses: &[&str]) -> Self {
+        Self { rdma: Ok(addresses.iter().map(|&address| address.to_owned()).collect()), ..self }
     }
 
     /// The same one with other drivers for block devices.
@@ -77,6 +87,11 @@ impl System {
         self.swap_prefetching.as_ref().copied().map_err(String::as_str)
     }
 
+    /// The RDMA devices with the addresses at which donors are reached by them, as tried out, or what is missing.
+    pub(crate) fn rdma(&self) -> Result<&[String], &str> {
+        self.rdma.as_ref().map(Vec::as_slice).map_err(String::as_str)
+    }
+
     /// Whether the user is root.
     pub(crate) fn user_is_root(&self) -> bool {
         self.user_is_root
@@ -101,6 +116,11 @@ impl System {
     pub(crate) fn kernel_version(&self) -> Option<(u32, u32)> {
         version(&self.text("/proc/sys/kernel/osrelease")?)
     }
+}
+
+fn rdma_addresses() -> Result<Vec<String>, String> {
+    let all = verbs::addresses().map_err(|error| error.to_string())?;
+    Ok(all.iter().filter_map(|one| Some(format!("{} {}", one.device, one.ip()?))).collect())
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {

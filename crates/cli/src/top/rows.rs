@@ -38,7 +38,7 @@ pub(crate) struct Link {
     pub(crate) of: String,
     /// `connected`, `connecting` or `lost`.
     pub(crate) state: String,
-    /// `shm` or `tcp`.
+    /// `shm`, `rdma` or `tcp`.
     pub(crate) transport: String,
     /// Slabs that it holds.
     pub(crate) slabs: u64,
