@@ -83,6 +83,8 @@ fn two_donors_that_want_their_copies_of_a_slab_do_not_get_them_together() {
         }
         assert!(world.slab(0).has_pages.iter().filter(|has| **has).count() >= 2, "one copy less than promised");
     }
+    // The second one may have to wait until the first copy has left: a slab has a bounded number of copies.
+    world.pass(2 * RECALL_RETRY_PAUSE);
     assert!(world.holders(0).iter().all(|donor| !holders.contains(donor)), "{:?}", world.holders(0));
     world.check_settled();
 }
