@@ -1,6 +1,7 @@
 //! Where a donor listens, as users write it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,6 +19,17 @@ pub enum DonorAddress {
 #[error("'{text}' is not a donor address; write HOST:PORT, [IPV6]:PORT or unix:/PATH")]
 pub struct AddressError {
     text: String,
+}
+
+impl DonorAddress {
+    /// Whether its words say that it is on this machine: a UNIX socket, `localhost` or a loopback address. A name or an
+    /// address of this machine on a network counts as another machine's.
+    pub fn is_of_this_machine(&self) -> bool {
+        let Self::Tcp(text) = self else { return true };
+        let host = text.rsplit_once(':').map_or(text.as_str(), |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
 }
 
 impl FromStr for DonorAddress {
@@ -56,6 +68,13 @@ mod tests {
         for text in ["node1:7070", "10.0.0.1:80", "[::1]:7070", "unix:/run/spillway/donor.sock"] {
             assert_eq!(text.parse::<DonorAddress>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn addresses_of_this_machine_are_told_from_others() {
+        let is_here = |text: &str| text.parse::<DonorAddress>().unwrap().is_of_this_machine();
+        assert!(["unix:/x", "localhost:1", "127.0.0.1:7070", "127.8.0.9:1", "[::1]:7070"].into_iter().all(is_here));
+        assert!(!["node1:1", "10.0.0.1:80", "[fe80::1]:7070", "localhost.example:1"].into_iter().any(is_here));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub struct BufferPool {
     memory: Mapping,
     slot_size_bytes: u32,
     slot_count: u32,
+    has_twins: bool,
 }
 
 impl BufferPool {
@@ -34,6 +35,15 @@ impl BufferPool {
             slot_count,
             slot_size_bytes,
         )
+    }
+
+    /// As [`BufferPool::unlocked`], with a second range of memory for each slot, its twin: for data that must stay as
+    /// it is while something made of it is sent.
+    pub fn unlocked_with_twins(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        let memory = Mapping::anonymous(Self::length_bytes(2 * slot_count, slot_size_bytes)?)?;
+        memory.zero(0, memory.length());
+        let (slot_size_bytes, slot_count) = (slot_size_bytes as u32, slot_count as u32);
+        Ok(Arc::new(Self { memory, slot_size_bytes, slot_count, has_twins: true }))
     }
 
     /// As [`BufferPool::unlocked`], in memory that the caller has mapped, of exactly the pool's size.
@@ -58,7 +68,12 @@ impl BufferPool {
     }
 
     fn cut(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { memory, slot_size_bytes: slot_size_bytes as u32, slot_count: slot_count as u32 })
+        Arc::new(Self {
+            memory,
+            slot_size_bytes: slot_size_bytes as u32,
+            slot_count: slot_count as u32,
+            has_twins: false,
+        })
     }
 
     fn length_bytes(slot_count: usize, slot_size_bytes: usize) -> io::Result<usize> {
@@ -87,6 +102,13 @@ impl BufferPool {
         BufferRange { offset_bytes: slot as u32 * self.slot_size_bytes, length_bytes: self.slot_size_bytes }
     }
 
+    /// The twin of slot `slot`, if the pool has twins.
+    pub fn twin(&self, slot: usize) -> Option<BufferRange> {
+        let BufferRange { offset_bytes, length_bytes } = self.slot(slot);
+        let twins_bytes = self.slot_count * self.slot_size_bytes;
+        self.has_twins.then_some(BufferRange { offset_bytes: twins_bytes + offset_bytes, length_bytes })
+    }
+
     /// The memory of the pool, addressed by [`BufferRange::offset_bytes`].
     pub fn memory(&self) -> &Mapping {
         &self.memory
@@ -112,6 +134,15 @@ mod tests {
         assert_eq!(pool.slot(2).part(4096, 4096), BufferRange { offset_bytes: 20480, length_bytes: 4096 });
         assert!(BufferPool::new(1, 100).is_err());
         assert!(BufferPool::new(0, 4096).is_err());
+    }
+
+    #[test]
+    fn twins_are_as_disjoint_as_slots() {
+        let pool = BufferPool::unlocked_with_twins(2, 8192).unwrap();
+        assert_eq!(pool.slot_count(), 2);
+        assert_eq!(pool.twin(1), Some(BufferRange { offset_bytes: 24576, length_bytes: 8192 }));
+        assert_eq!(pool.memory().length(), 32768);
+        assert_eq!(BufferPool::unlocked(2, 8192).unwrap().twin(0), None);
     }
 
     #[test]
