@@ -180,6 +180,8 @@ fn describe_device(text: &mut String, item: &Item) {
         item.text("/device/health")
     );
     let _ = writeln!(text, "  front end: {}", item.text("/device/frontend"));
+    let (protection, same_filled) = (item.text("/device/protection"), item.number("/device/pages_same_filled"));
+    let _ = writeln!(text, "  pages are {protection}; {same_filled} were one word over and over, and did not leave");
     let stored = human(item.number("/device/pages_stored") * 4096);
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
@@ -229,7 +231,7 @@ fn describe_donors(text: &mut String, donors: Option<&Value>) {
         if by_tcp > 0 {
             let _ = write!(text, ", {by_tcp} of them over tcp: the donor could not register them");
         }
-        let _ = write!(text, "{}{}", site_of(donor), latency_of(donor));
+        let _ = write!(text, "{}{}{}", site_of(donor), wrong_pages_of(donor), latency_of(donor));
         let error = field("last_error");
         let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
         let reason = field("transport_reason");
@@ -239,7 +241,14 @@ fn describe_donors(text: &mut String, donors: Option<&Value>) {
     }
 }
 
-/// How fast a donor answers, if something is known of that.
+/// How often a donor sent something else than what was written, if it did.
+fn wrong_pages_of(donor: &Value) -> String {
+    let pages = donor.get("wrong_pages").and_then(Value::as_u64).unwrap_or(0);
+    let is_distrusted = donor.get("is_distrusted").and_then(Value::as_bool).unwrap_or(false);
+    let consequence = if is_distrusted { ", not trusted any more" } else { "" };
+    if pages == 0 { String::new() } else { format!(", {pages} wrong pages{consequence}") }
+}
+
 /// Where a donor stands, if it said so.
 fn site_of(donor: &Value) -> String {
     let label = |name: &'static str| donor.get(name).and_then(Value::as_str).filter(|label| !label.is_empty());
@@ -247,6 +256,7 @@ fn site_of(donor: &Value) -> String {
     named.collect()
 }
 
+/// How fast a donor answers, if something is known of that.
 fn latency_of(donor: &Value) -> String {
     let number = |path: &str| donor.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
     let mut text = String::new();

@@ -15,6 +15,7 @@ use spillway_testing::block_devices::can_run;
 use spillway_volume::error::VolumeError;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -31,6 +32,8 @@ fn config(name: &str) -> DeviceConfig {
             backing: None,
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
             fill_backing: false,
             donor_wait: Duration::from_secs(60),
             wrapper: QueuePairWrapper::default(),

@@ -18,6 +18,7 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_testing::block_devices::{Aligned, can_run, open_direct};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -99,6 +100,8 @@ impl World {
                 backing: redundancy.disk.then(|| world.directory.path().join("backing")),
                 mapping,
                 transport: TransportChoice::Auto,
+                seal: SealChoice::Auto,
+                check: CheckChoice::On,
                 // With random writes at the same time.
                 fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
                 donor_wait: Duration::from_secs(60),

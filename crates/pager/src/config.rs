@@ -12,6 +12,7 @@ use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -35,6 +36,10 @@ pub struct PagerConfig {
     pub backing: Option<PathBuf>,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// Whether pages are sealed.
+    pub seal: SealChoice,
+    /// Whether pages that are not sealed are checked.
+    pub check: CheckChoice,
     /// When idle CPUs are kept awake.
     pub keep_awake: KeepAwake,
     /// Bytes of a slab.
@@ -115,6 +120,8 @@ impl PagerConfig {
             redundancy: self.redundancy,
             mapping: MappingPolicy::OnDemand,
             transport: self.transport,
+            seal: self.seal,
+            check: self.check,
             backing: self.backing.clone(),
             fill_backing: false,
             donor_wait: self.donor_wait,

@@ -20,6 +20,7 @@ use spillway_stub::head::Head;
 use spillway_stub::protocol::NOTES_SUFFIX;
 use spillway_sys::guardian::Guardian;
 use spillway_volume::health;
+use spillway_volume::protection::ProtectionKind;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::DeviceState;
@@ -80,9 +81,12 @@ fn pool_slots(budget_bytes: u64) -> usize {
 }
 
 /// The write-back pool as buffers of an engine, with one slot more, for discards; and how many slots evictors have.
-fn make_write_back_pool(budget_bytes: u64) -> io::Result<(Arc<BufferPool>, usize)> {
+/// Staged pages stay readable while they are written, so what is sealed needs memory of its own.
+fn make_write_back_pool(budget_bytes: u64, protection: ProtectionKind) -> io::Result<(Arc<BufferPool>, usize)> {
     let slots = pool_slots(budget_bytes);
-    Ok((BufferPool::unlocked(slots + 1, GROUP_SIZE_BYTES as usize)?, slots))
+    let make =
+        if protection == ProtectionKind::Sealed { BufferPool::unlocked_with_twins } else { BufferPool::unlocked };
+    Ok((make(slots + 1, GROUP_SIZE_BYTES as usize)?, slots))
 }
 
 /// The pools that engines use: one of buffers for each fault thread, and the write-back pool.
@@ -108,7 +112,7 @@ impl Pager {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
-        let (pool, slots) = make_write_back_pool(config.budget_bytes).map_err(system())?;
+        let (pool, slots) = make_write_back_pool(config.budget_bytes, config.volume().protection()).map_err(system())?;
         let head = Head::create(&address, Survey::features_in_advance(config.programs_fork)).map_err(system())?;
         // Early, before there are threads, and while there is little that it would have a copy of. It finds programs
         // by the head too: a child that was forked a moment ago is in no list.

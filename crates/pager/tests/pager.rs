@@ -20,6 +20,7 @@ use spillway_pager::pager::Pager;
 use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -70,6 +71,8 @@ impl World {
             redundancy: Redundancy::NONE,
             backing: None,
             transport: TransportChoice::Auto,
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
             keep_awake: KeepAwake::default(),
             slab_size_bytes: 32 * MEBIBYTE,
             lent_bytes_max: 1024 * MEBIBYTE,

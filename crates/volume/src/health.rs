@@ -24,7 +24,11 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     if lacking > 0 && connected > 0 {
         complaints.push(format!("{lacking} of {} donors are not connected", status.donors.len()));
     }
+    complaints.extend(status.donors.iter().filter_map(wrongness));
     complaints.extend(status.donors.iter().filter(|donor| donor.state == "connected").filter_map(slowness));
+    if let Some(disk) = status.disk.as_ref().filter(|disk| disk.wrong_pages > 0) {
+        complaints.push(format!("{} pages from the backing file were not what was written", disk.wrong_pages));
+    }
     if let Some(DiskStatus { write_errors, last_error, .. }) = &status.disk
         && *write_errors > 0
     {
@@ -32,6 +36,13 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     }
     complaints.extend(status.disk.iter().flat_map(hazards));
     if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
+}
+
+/// What is wrong with a donor that sent something else than what was written.
+fn wrongness(donor: &DonorLinkStatus) -> Option<String> {
+    let DonorLinkStatus { address, wrong_pages, is_distrusted, .. } = donor;
+    let consequence = if *is_distrusted { ", and is not trusted any more" } else { "" };
+    (*wrong_pages > 0).then(|| format!("donor {address} sent {wrong_pages} pages that were not written{consequence}"))
 }
 
 /// What is wrong with a donor that is there, and answers late or not at all.

@@ -9,6 +9,7 @@
 //! Around them:
 //! - [`settings`]: what a volume is started with; [`error`]: why it is not.
 //! - [`running`]: everything put together; [`state`]: what of it outlives its process.
+//! - [`protection`]: how a page is sealed or checked.
 //! - [`status`]: what it says of itself; [`health`]: in one line; [`limits`]: every bound.
 //! - `test_support`: donors and a disk for tests, behind the feature `test-support`.
 
@@ -20,6 +21,7 @@ pub mod error;
 pub mod health;
 pub mod limits;
 pub mod manager;
+pub mod protection;
 pub mod running;
 pub mod settings;
 pub mod slab_map;

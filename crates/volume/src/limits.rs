@@ -167,6 +167,13 @@ pub const RECALL_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// After a donor refused a slab it is not asked again for so long, unless no other is left.
 pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 
+/// Threads that change proofs of pages: an engine for each I/O thread.
+pub const PROOF_WRITERS_MAX: usize = 256;
+
+/// A donor from which so many pages failed their check is not trusted any more: broken memory shows again and again,
+/// and one page may be a bit that a cosmic ray flipped.
+pub const DISTRUSTED_AFTER_PAGES: u64 = 8;
+
 /// Largest volume: page numbers and slab numbers stay far from their types' ends.
 pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 

@@ -25,6 +25,7 @@ use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption};
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::Volume;
+use crate::slab_map::proofs::PageProofs;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::DeviceState;
 use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
@@ -179,9 +180,17 @@ impl RunningVolume {
         let shared = &self.manager.shared;
         let now = Instant::now();
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
-        let link = |donor: &DonorEntry| donor.status(shared.decisions.donor(donor.slot).as_ref());
+        let trust = &self.volume.trust;
+        let link = |donor: &DonorEntry| DonorLinkStatus {
+            wrong_pages: trust.failures(Some(donor.slot)),
+            is_distrusted: trust.is_distrusted(donor.slot),
+            ..donor.status(shared.decisions.donor(donor.slot).as_ref())
+        };
+        config.protection().name().clone_into(&mut status.protection);
+        status.pages_same_filled = self.volume.proofs.as_ref().map_or(0, PageProofs::same_filled);
         let donors = shared.donors.all();
-        status.donors = donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
+        status.donors =
+            donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
@@ -196,6 +205,7 @@ impl RunningVolume {
                 pages_written: counters.pages_written(),
                 blocks: counters.blocks(),
                 buffered_reason: counters.buffered_reason(),
+                wrong_pages: trust.failures(None),
                 write_errors: counters.write_errors(),
                 last_error: counters.last_error(),
             });

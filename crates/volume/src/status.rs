@@ -21,6 +21,12 @@ pub struct DeviceStatus {
     pub redundancy: String,
     /// When slabs get their donor: `demand` or `activity`.
     pub mapping: String,
+    /// How pages are protected: `sealed` (encrypted and authenticated), `checked` (a checksum) or `plain`.
+    #[serde(default)]
+    pub protection: String,
+    /// Pages written that did not leave, as each was one word over and over.
+    #[serde(default)]
+    pub pages_same_filled: u64,
     /// `ok`, or why it is less safe or slower than asked, in words (disk only, a copy missing, backing file failing).
     pub health: String,
     /// An I/O thread panicked, with this message, and every request fails; null while all is well.
@@ -87,6 +93,12 @@ pub struct DonorLinkStatus {
     /// Whether it is being removed: its slabs go elsewhere, and then it is used no more.
     #[serde(default)]
     pub is_leaving: bool,
+    /// Pages from it that were not what was written.
+    #[serde(default)]
+    pub wrong_pages: u64,
+    /// There were too many of them: its slabs are moved to other donors, and it gets no more.
+    #[serde(default)]
+    pub is_distrusted: bool,
     /// How fast it answers; of donors that are reached over sockets.
     #[serde(default)]
     pub latency: DonorLatencyStatus,
@@ -124,6 +136,9 @@ pub struct DiskStatus {
     /// Why pages go through the page cache, if they do: that takes memory for each page that is to be freed.
     #[serde(default)]
     pub buffered_reason: Option<String>,
+    /// Pages from it that were not what was written.
+    #[serde(default)]
+    pub wrong_pages: u64,
     /// Writes that failed (full, I/O error); their pages live at donors only.
     pub write_errors: u64,
     /// The last error, in words.

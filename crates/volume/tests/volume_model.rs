@@ -22,12 +22,14 @@ use spillway_volume::engine::Engine;
 use spillway_volume::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use spillway_volume::limits::MOVE_BATCH_PAGES;
 use spillway_volume::manager::refill::Refill;
+use spillway_volume::protection::ProtectionKind;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
+use spillway_volume::slab_map::slab_entry::DonorSlot;
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 use spillway_volume::test_support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
-use spillway_volume::test_support::{SharedStore, StoreQueuePair, store};
+use spillway_volume::test_support::{SharedStore, StoreQueuePair, protected, store};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
@@ -58,10 +60,14 @@ struct World {
 
 impl World {
     fn new(redundancy: Redundancy) -> Self {
+        Self::protected(redundancy, ProtectionKind::Plain)
+    }
+
+    fn protected(redundancy: Redundancy, kind: ProtectionKind) -> Self {
         let disk_copy = redundancy
             .disk
             .then(|| DiskCopy { backlog: Backlog::new(200), pool: BufferPool::new(200, PAGE_SIZE_BYTES).unwrap() });
-        let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk_copy).unwrap());
+        let volume = Arc::new(protected(Volume::new(GEOMETRY, redundancy, disk_copy).unwrap(), kind));
         let disk = store(SLAB_BYTES);
         // Every read that is not answered at once is asked of another copy, where there is one and the donor is
         // reached over a socket.
@@ -280,6 +286,14 @@ enum Action {
     RefillAll,
 }
 
+fn kind() -> impl Strategy<Value = ProtectionKind> {
+    prop_oneof![
+        1 => Just(ProtectionKind::Plain),
+        1 => Just(ProtectionKind::Checked),
+        2 => Just(ProtectionKind::Sealed),
+    ]
+}
+
 fn action() -> impl Strategy<Value = Action> {
     let range = || (0..ENGINES, 0..GEOMETRY.page_count() - SLOT_PAGES, 1..=SLOT_PAGES);
     prop_oneof![
@@ -338,6 +352,10 @@ impl World {
             let answer = self.check(0, 0, first, 64);
             assert!(answer.is_ok() || may_lose, "{answer:?}");
         }
+        (0..DONORS as u16).for_each(|donor| {
+            assert_eq!(self.volume.trust.failures(Some(DonorSlot(donor))), 0, "an honest donor was blamed");
+        });
+        assert_eq!(self.volume.trust.failures(None), 0, "an honest disk was blamed");
         for slab in GEOMETRY.slabs() {
             let first = GEOMETRY.pages(slab).start;
             assert!(!self.volume.bits.any(Bit::Busy, first, GEOMETRY.slab_pages), "pages are still owned");
@@ -345,8 +363,8 @@ impl World {
     }
 }
 
-fn run_model(redundancy: Redundancy, actions: Vec<Action>, may_lose: bool) {
-    let mut world = World::new(redundancy);
+fn run_model(redundancy: Redundancy, kind: ProtectionKind, actions: Vec<Action>, may_lose: bool) {
+    let mut world = World::protected(redundancy, kind);
     world.volume.set_mapping_possible(true);
     world.map(0);
     for action in actions {
@@ -359,18 +377,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn with_a_disk_copy_nothing_is_lost(actions in prop::collection::vec(action(), 1..60)) {
-        run_model(Redundancy::DISK, actions, false);
+    fn with_a_disk_copy_nothing_is_lost(actions in prop::collection::vec(action(), 1..60), kind in kind()) {
+        run_model(Redundancy::DISK, kind, actions, false);
     }
 
     #[test]
-    fn with_two_replicas_nothing_is_lost(actions in prop::collection::vec(action(), 1..60)) {
-        run_model(Redundancy { replicas: 2, disk: false }, actions, false);
+    fn with_two_replicas_nothing_is_lost(actions in prop::collection::vec(action(), 1..60), kind in kind()) {
+        run_model(Redundancy { replicas: 2, disk: false }, kind, actions, false);
     }
 
     #[test]
-    fn with_both_nothing_is_lost(actions in prop::collection::vec(action(), 1..60)) {
-        run_model(Redundancy { replicas: 2, disk: true }, actions, false);
+    fn with_both_nothing_is_lost(actions in prop::collection::vec(action(), 1..60), kind in kind()) {
+        run_model(Redundancy { replicas: 2, disk: true }, kind, actions, false);
     }
 
     /// Pages may be lost here, and then reads say so; but what is read is right.
@@ -378,8 +396,9 @@ proptest! {
     fn without_redundancy_or_with_a_failing_disk_no_byte_is_wrong(
         actions in prop::collection::vec(action(), 1..60),
         disk: bool,
+        kind in kind(),
     ) {
-        run_model(Redundancy { replicas: 1, disk }, actions, true);
+        run_model(Redundancy { replicas: 1, disk }, kind, actions, true);
     }
 }
 

@@ -18,6 +18,7 @@ use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_sys::userfaultfd::access::Access;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -184,6 +185,8 @@ impl PagedRun {
             redundancy: Redundancy::NONE,
             backing: None,
             transport: self.fabric.choice(),
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
             keep_awake: KeepAwake::default(),
             slab_size_bytes: SLAB_SIZE.0,
             lent_bytes_max: self.lend.0,

@@ -14,6 +14,7 @@ use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
@@ -135,6 +136,12 @@ pub(crate) struct BorrowerRole {
     /// How pages travel.
     #[serde(default, deserialize_with = "word")]
     pub(crate) transport: TransportChoice,
+    /// Whether pages are sealed.
+    #[serde(default, deserialize_with = "word")]
+    pub(crate) seal: SealChoice,
+    /// Whether pages that are not sealed are checked.
+    #[serde(default, deserialize_with = "word")]
+    pub(crate) check: CheckChoice,
     /// When idle CPUs are kept awake.
     #[serde(default, deserialize_with = "word")]
     pub(crate) keep_awake: KeepAwake,

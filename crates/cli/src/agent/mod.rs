@@ -274,6 +274,8 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 slab_size: role.slab_size,
                 mapping: role.mapping,
                 transport: role.transport,
+                seal: role.seal,
+                check: role.check,
                 keep_awake: role.keep_awake,
                 frontend: role.frontend,
                 follows: None,

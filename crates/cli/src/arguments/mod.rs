@@ -20,6 +20,7 @@ use spillway_pager::limits::FAULT_THREADS_MAX;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
@@ -116,6 +117,13 @@ pub(crate) struct StorageArguments {
     /// socket), shm, rdma, or tcp (a socket, also on this host)
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) transport: TransportChoice,
+    /// Whether each page is encrypted and authenticated before it leaves: on, off, or auto (on if a donor is reached
+    /// over a network)
+    #[arg(long, value_name = "WHEN", default_value_t)]
+    pub(crate) seal: SealChoice,
+    /// Whether pages that are not sealed have a checksum: on or off
+    #[arg(long, value_name = "WHEN", default_value_t)]
+    pub(crate) check: CheckChoice,
     /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or
     /// never
     #[arg(long, value_name = "WHEN", default_value_t)]

@@ -182,6 +182,8 @@ fn launched(
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
         mapping: storage.mapping.to_string(),
         transport: storage.transport.to_string(),
+        seal: storage.seal.to_string(),
+        check: storage.check.to_string(),
         keep_awake: storage.keep_awake.to_string(),
         frontend: storage.frontend.to_string(),
         listen: serving.listen.iter().map(ToString::to_string).collect(),

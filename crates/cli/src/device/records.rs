@@ -44,6 +44,10 @@ pub(crate) struct LaunchedDevice {
     pub(crate) mapping: String,
     /// How pages travel.
     pub(crate) transport: String,
+    /// Whether pages are sealed.
+    pub(crate) seal: String,
+    /// Whether pages that are not sealed are checked.
+    pub(crate) check: String,
     /// When idle CPUs are kept awake.
     pub(crate) keep_awake: String,
     /// How the kernel reaches it.

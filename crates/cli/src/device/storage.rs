@@ -129,6 +129,7 @@ mod tests {
     use spillway_block::cpu_idle::KeepAwake;
     use spillway_frontend::choice::FrontEndChoice;
     use spillway_volume::settings::mapping::MappingPolicy;
+    use spillway_volume::settings::protection::{CheckChoice, SealChoice};
     use spillway_volume::settings::transport::TransportChoice;
 
     use super::*;
@@ -143,6 +144,8 @@ mod tests {
             slab_size: "32M".parse().unwrap(),
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
             keep_awake: KeepAwake::Bursts,
             frontend: FrontEndChoice::Auto,
         }

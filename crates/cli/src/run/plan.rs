@@ -11,6 +11,7 @@ use spillway_pager::fault::recording::RecordingConfig;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     sockets: PathBuf,
     mapping: MappingPolicy,
     transport: TransportChoice,
+    seal: SealChoice,
+    check: CheckChoice,
     keep_awake: KeepAwake,
     frontend: FrontEndChoice,
     fault_threads: Option<usize>,
@@ -94,6 +97,8 @@ impl Plan {
                 .then(|| OwnDonorsPlan::new(own_donors, size_bytes, slab_size_bytes, redundancy)),
             mapping: storage.mapping,
             transport: storage.transport,
+            seal: storage.seal,
+            check: storage.check,
             keep_awake: storage.keep_awake,
             frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
@@ -141,6 +146,8 @@ impl Plan {
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
             mapping: self.mapping.to_string(),
             transport: self.transport.to_string(),
+            seal: self.seal.to_string(),
+            check: self.check.to_string(),
             keep_awake: self.keep_awake.to_string(),
             frontend: self.frontend.to_string(),
             listen: Vec::new(),
@@ -172,6 +179,8 @@ impl Plan {
             redundancy: self.redundancy,
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             transport: self.transport,
+            seal: self.seal,
+            check: self.check,
             keep_awake: self.keep_awake,
             slab_size_bytes: self.slab_size_bytes,
             lent_bytes_max: self.device_size_bytes,

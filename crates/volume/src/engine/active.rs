@@ -10,6 +10,7 @@ use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabIndex};
 
+use super::proving::Proving;
 use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::admission::Ticket;
@@ -23,6 +24,8 @@ pub(super) struct Context<'a> {
     pub(super) volume: &'a Volume,
     pub(super) queue_pairs: &'a mut QueuePairSet,
     pub(super) pool: &'a BufferPool,
+    /// Unless pages are plain.
+    pub(super) proving: Option<&'a mut Proving>,
     pub(super) now: Instant,
 }
 
@@ -101,7 +104,11 @@ pub(super) struct Active {
     pub(super) awaits_credit: bool,
     /// Copy indexes whose sub-request is not posted (writes, discards); the last is the disk.
     pub(super) unposted: [bool; COPIES_MAX + 1],
-    /// Copy indexes that have the new content (writes).
+    /// The page from which on the segment is not posted, by copy index (writes).
+    pub(super) unposted_from: [PageIndex; COPIES_MAX],
+    /// What leaves of the segment is made, with its proofs (writes).
+    pub(super) is_protected: bool,
+    /// Copy indexes that have the new content, as far as is known (writes).
     pub(super) succeeded: [bool; COPIES_MAX],
     /// Pages that came from the disk.
     pub(super) disk_pages: u64,
@@ -136,6 +143,8 @@ impl Active {
             must_wait: false,
             awaits_credit: false,
             unposted: [false; COPIES_MAX + 1],
+            unposted_from: [PageIndex(0); COPIES_MAX],
+            is_protected: false,
             succeeded: [false; COPIES_MAX],
             disk_pages: 0,
             ticket: None,
@@ -170,6 +179,7 @@ impl Active {
         self.excluded = [None; COPIES_MAX];
         self.late = [None; COPIES_MAX];
         self.disk_excluded = false;
+        self.is_protected = false;
         true
     }
 
@@ -192,6 +202,7 @@ impl Active {
         self.awaits_credit = false;
         self.next_page = self.segment.first;
         self.unposted = [false; COPIES_MAX + 1];
+        self.unposted_from = [self.segment.first; COPIES_MAX];
         self.succeeded = [false; COPIES_MAX];
         self.disk_pages = 0;
     }

@@ -39,6 +39,10 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         disk.backlog.discard(&volume.bits, first, count);
     }
     volume.bits.clear(Bit::Lost, first, count);
+    if let Some(proofs) = &volume.proofs {
+        proofs.clear(first, count);
+        volume.bits.clear(Bit::Writing, first, count);
+    }
     active.stage = Stage::Moving;
     advance(active, context)
 }

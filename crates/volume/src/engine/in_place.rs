@@ -7,6 +7,9 @@
 //! after the copy indexes (`read`). A donor's file never becomes another slab, so what is read of a donor that has
 //! just ended is what it had.
 //!
+//! Sealed pages are of no use as they lie. Pages with a checksum are compared before they are used; should one differ, a
+//! request finds out why.
+//!
 //! Only the plain case: all pages in one slab, and in one copy of it. Everything else is for a request.
 
 use std::time::Instant;
@@ -17,6 +20,7 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress};
 use spillway_sys::mapping::Mapping;
 
 use super::Engine;
+use super::proving::Proving;
 use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::Volume;
@@ -37,7 +41,8 @@ impl Engine {
         let page = PAGE_SIZE_BYTES as u64;
         let (first, count) = (PageIndex::at_offset(offset_bytes), length_bytes / page);
         let slab = self.volume.geometry.slab_of(first);
-        if !self.is_valid(&request) || first + count > self.volume.geometry.pages(slab).end {
+        let is_sealing = self.volume.proofs.as_ref().is_some_and(|proofs| proofs.protection().is_sealing());
+        if is_sealing || !self.is_valid(&request) || first + count > self.volume.geometry.pages(slab).end {
             return false;
         }
         let begun = Instant::now();
@@ -48,7 +53,9 @@ impl Engine {
         let found = if self.queue_pairs.has_news() {
             None
         } else {
-            find(&self.volume, &self.queue_pairs, locations, first, count)
+            let proving = self.proving.as_mut();
+            let found = find(&self.volume, &self.queue_pairs, locations, first, count);
+            found.filter(|(memory, offset)| is_proven(&self.volume, proving, memory, *offset, first, count))
         };
         let used_bytes = found.map(|(memory, offset)| use_memory(memory, offset));
         entry.gate.leave(pass);
@@ -74,6 +81,22 @@ fn find<'a>(
         let remote = RemoteAddress { slab: location.handle, offset_bytes };
         let mapped = queue_pairs.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)?;
         volume.bits.all(Bit::Copy(copy_index), first, count).then_some(mapped)
+    })
+}
+
+/// Whether the pages at `offset` of `memory` are what was written, as far as that is looked at.
+fn is_proven(
+    volume: &Volume,
+    proving: Option<&mut Proving>,
+    memory: &Mapping,
+    offset: usize,
+    first: PageIndex,
+    count: u64,
+) -> bool {
+    let (Some(proofs), Some(proving)) = (&volume.proofs, proving) else { return true };
+    first.up_to(first + count).enumerate().all(|(index, page)| {
+        memory.read(offset + index * PAGE_SIZE_BYTES, &mut *proving.bytes);
+        proofs.protection().restore(page, &proving.bytes, proofs.load(page), &mut proving.content)
     })
 }
 

@@ -9,13 +9,17 @@
 //! the oldest first. So what is free of a queue pair goes to them first, and a prefetch waits for no later one.
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
+//! - `sealing`: what leaves instead of a page; `verify`: whether what came back is it; `proving`: what both need.
 //! - [`queue_pairs`]: this thread's queue pairs.
 
 mod active;
 mod discard;
 mod in_place;
+mod proving;
 pub mod queue_pairs;
 mod read;
+mod sealing;
+mod verify;
 mod write;
 
 use std::os::fd::BorrowedFd;
@@ -32,9 +36,14 @@ use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use self::active::{Active, Context, Stage, Step};
+use self::proving::Proving;
 use self::queue_pairs::{QueuePairSet, SubRequest, Target};
+use crate::protection::PageProof;
 use crate::settings::redundancy::Redundancy;
 use crate::slab_map::Volume;
+use crate::slab_map::page_bits::Bit;
+use crate::slab_map::page_index::PageIndex;
+use crate::slab_map::slab_entry::DonorSlot;
 
 /// Serves a volume, see the module text.
 pub struct Engine {
@@ -42,6 +51,8 @@ pub struct Engine {
     metrics: Arc<Metrics>,
     pool: Arc<BufferPool>,
     queue_pairs: QueuePairSet,
+    /// Unless pages are plain.
+    proving: Option<Proving>,
     requests: Box<[Active]>,
     /// Requests that are not answered yet.
     under_way: usize,
@@ -61,7 +72,8 @@ impl Engine {
         now: Instant,
     ) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
-        Self { volume, metrics, pool, queue_pairs, requests, under_way: 0, not_awaited: 0, submitted: 0 }
+        let proving = volume.proofs.as_ref().map(|proofs| Proving::new(proofs.new_writer(), &pool));
+        Self { volume, metrics, pool, queue_pairs, proving, requests, under_way: 0, not_awaited: 0, submitted: 0 }
     }
 
     fn is_valid(&self, request: &BlockRequest) -> bool {
@@ -157,8 +169,13 @@ impl Engine {
         }
         loop {
             let active = &mut self.requests[slot];
-            let mut context =
-                Context { volume: &self.volume, queue_pairs: &mut self.queue_pairs, pool: &self.pool, now };
+            let mut context = Context {
+                volume: &self.volume,
+                queue_pairs: &mut self.queue_pairs,
+                pool: &self.pool,
+                proving: self.proving.as_mut(),
+                now,
+            };
             match advance(active, &mut context) {
                 Step::Pending => return expired(active, &self.volume, now),
                 Step::Park => {
@@ -247,6 +264,12 @@ fn expired(active: &Active, volume: &Volume, now: Instant) -> Option<Result<(), 
         return None;
     }
     Some(Err(if no_room { BlockError::NoSpace } else { BlockError::TimedOut }))
+}
+
+/// The owned `page`, which came from `donor` or from the disk, is not what `proof` is of: counts that, and makes it be
+/// read from elsewhere if there is another copy. `bit` says which copy it was.
+pub(crate) fn refuse_page(volume: &Volume, page: PageIndex, proof: PageProof, bit: Bit, donor: Option<DonorSlot>) {
+    verify::refuse(volume, page, proof, bit, donor);
 }
 
 /// How long a request may wait for what can still come.

@@ -1,8 +1,10 @@
-//! Reading: each page from the first copy that has it, then from the disk, else zeroes.
+//! Reading: each page from its proof if that is its content, else from the first copy that has it, then from the disk,
+//! else zeroes.
 //!
 //! The order of looks matters. Copy indexes are read first (in [`Active::enter`]), page bits second: a copy's valid
 //! bits are cleared before its index is used again, so that a valid bit is always of the copy that is there. When a
-//! sub-request fails, the whole segment is read afresh without that location.
+//! sub-request fails, the whole segment is read afresh without that location. Protected pages are compared with their
+//! proofs when all of them are there (`verify`).
 //!
 //! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests
 //! and is read afresh from what else has its pages, if all of them are elsewhere too. What the slow donor still sends
@@ -15,9 +17,11 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
+use super::proving::Origin;
 use super::queue_pairs::{SubRequest, Target};
+use super::verify::{Verified, verify};
 use crate::limits::COPIES_MAX;
-use crate::slab_map::page_bits::PageWord;
+use crate::slab_map::page_bits::{PageWord, WORD_PAGES};
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::Location;
 
@@ -26,6 +30,8 @@ use crate::slab_map::slab_entry::Location;
 enum Source {
     Copy(usize),
     Disk,
+    /// The proof is the content.
+    Proof,
     Zeroes,
     /// A copy exists but cannot be reached now.
     Wait,
@@ -66,7 +72,7 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
                 let location = active.usable(copy_index, context.queue_pairs);
                 location.is_some_and(|location| !is_last_choice(active, context, copy_index, location))
             }
-            Source::Disk | Source::Zeroes => true,
+            Source::Disk | Source::Proof | Source::Zeroes => true,
             Source::Wait | Source::Lost => false,
         }
     });
@@ -127,25 +133,31 @@ fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
     if active.outstanding > 0 {
         return Step::Pending;
     }
+    let is_read = active.error.is_none() && !active.failed && !active.must_wait;
+    let verified = if is_read { verify(active, context) } else { Verified::Right };
     active.leave(context.volume);
-    match active.error {
-        Some(error) => Step::Finished(Err(error)),
-        None if active.failed || active.must_wait => Step::Park,
-        None => Step::Finished(Ok(())),
+    match (active.error, verified) {
+        (Some(error), _) => Step::Finished(Err(error)),
+        (None, Verified::Wrong) => Step::Finished(Err(BlockError::InputOutput)),
+        (None, Verified::Right) if is_read => Step::Finished(Ok(())),
+        (None, Verified::Right | Verified::Again) => Step::Park,
     }
 }
 
 /// The source of the next page, and how many pages in a row share it.
-fn next_run(active: &Active, context: &Context<'_>, end: PageIndex) -> (Source, u64) {
+fn next_run(active: &Active, context: &mut Context<'_>, end: PageIndex) -> (Source, u64) {
     let mut word_first = u64::MAX;
     let mut word = PageWord::default();
     let mut run: Option<Source> = None;
     for page in active.next_page.up_to(end) {
         if word_first != page.0 / 64 {
             word_first = page.0 / 64;
+            // Proofs before bits: see `PageProofs`.
+            note_proofs(active, context, page, end);
             word = context.volume.bits.word(page);
         }
         let source = source_of(active, context, &word, 1 << (page.0 % 64));
+        let source = source_by_proof(active, context, page, source);
         match run {
             None => run = Some(source),
             Some(first) if first != source => return (first, page - active.next_page),
@@ -153,6 +165,27 @@ fn next_run(active: &Active, context: &Context<'_>, end: PageIndex) -> (Source, 
         }
     }
     (run.unwrap_or(Source::Zeroes), end - active.next_page)
+}
+
+/// Notes the proofs of pages from `page` on that share its word of page bits.
+fn note_proofs(active: &Active, context: &mut Context<'_>, page: PageIndex, end: PageIndex) {
+    let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref_mut()) else { return };
+    let word_end = PageIndex((page.0 / WORD_PAGES + 1) * WORD_PAGES);
+    for page in page.up_to(end.min(word_end)) {
+        proving.note(active, page, proofs.load(page), Origin::Here);
+    }
+}
+
+/// The source of a page by its proof, and by its bits if that does not say it.
+fn source_by_proof(active: &Active, context: &Context<'_>, page: PageIndex, source: Source) -> Source {
+    let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref()) else { return source };
+    let noted = proving.noted(active, page).0;
+    match source {
+        _ if proofs.protection().fill_of(page, noted).is_some() => Source::Proof,
+        // Its copies went when it became one word over and over.
+        Source::Zeroes if proofs.load(page) != noted => Source::Wait,
+        other => other,
+    }
 }
 
 fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64) -> Source {
@@ -186,6 +219,7 @@ fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64)
 /// Whether the copy in `copy_index` is read only if nothing else has the page.
 fn is_last_choice(active: &Active, context: &Context<'_>, copy_index: usize, location: Location) -> bool {
     context.volume.is_silent(location.donor)
+        || context.volume.trust.is_distrusted(location.donor)
         || active.late[copy_index] == Some(location)
         || context.volume.latencies.is_avoided(location.donor, context.now)
 }
@@ -203,6 +237,10 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
             let slab = SlabHandle(active.segment.slab.0);
             let remote = RemoteAddress { slab, offset_bytes: geometry.offset_in_slab_bytes(page) };
             (Target::Disk, 0, remote)
+        }
+        Source::Proof => {
+            fill(active, context, count);
+            return Ok(());
         }
         Source::Zeroes => {
             context.pool.memory().zero(buffer.offset_bytes as usize, count as usize * PAGE_SIZE_BYTES);
@@ -223,6 +261,13 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
     let sub_request = SubRequest { owner: active.slot, copy_index, target, priority: active.request.priority };
     context.queue_pairs.post(sub_request, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
+    if let Some(proving) = context.proving.as_deref_mut() {
+        let origin = if target == Target::Disk { Origin::Disk } else { Origin::Copy(copy_index) };
+        for page in page.up_to(page + count) {
+            let proof = proving.noted(active, page).0;
+            proving.note(active, page, proof, origin);
+        }
+    }
     if matches!(target, Target::Donor(_)) {
         active.in_use[copy_index] = true;
     }
@@ -230,4 +275,16 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
         active.disk_pages += count;
     }
     Ok(())
+}
+
+/// Fills `count` pages from the next one on, each with the word that its proof says.
+fn fill(active: &Active, context: &mut Context<'_>, count: u64) {
+    let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref_mut()) else { return };
+    for page in active.next_page.up_to(active.next_page + count) {
+        let proof = proving.noted(active, page).0;
+        let word = proofs.protection().fill_of(page, proof).expect("the source of the page is its proof");
+        proving.content.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&word.to_ne_bytes()));
+        let target = active.buffer(context.pool, page, 1).offset_bytes as usize;
+        context.pool.memory().write(target, &*proving.content);
+    }
 }

@@ -190,7 +190,7 @@ impl DonorEntry {
         is_tried.then(|| (link.last_error.clone(), link.is_refused_for_good))
     }
 
-    /// What users are told, but for how fast it answers. `view` is what the Steward knows of it.
+    /// What users are told, but for how fast it answers and how true. `view` is what the Steward knows of it.
     pub fn status(&self, view: Option<&DonorView>) -> DonorLinkStatus {
         let link = self.link();
         let state = match link.phase {
@@ -211,6 +211,8 @@ impl DonorEntry {
             rack: view.map_or_else(String::new, |view| view.site.rack.as_str().to_owned()),
             last_error: link.last_error.clone(),
             is_leaving: self.is_leaving(),
+            wrong_pages: 0,
+            is_distrusted: false,
             latency: DonorLatencyStatus::default(),
         }
     }

@@ -1,6 +1,9 @@
 //! Copies pages from one copy of a slab to another: to a new donor, to a copy that missed writes, or back from the
 //! disk.
 //!
+//! Protected pages are compared with their proofs on the way, and travel as they are: a copy is never made from what is
+//! not what was written.
+//!
 //! Works on batches of pages and owns a batch while it moves, exactly as a writer does; so a program's requests for
 //! other pages go on, and one for these waits some microseconds. Runs on the mover's thread with queue pairs of its
 //! own.
@@ -15,7 +18,9 @@ use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, SlabIndex};
 
 use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
+use crate::engine::refuse_page;
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
+use crate::protection::PageBytes;
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord, WORD_PAGES};
 use crate::slab_map::page_index::PageIndex;
@@ -35,6 +40,16 @@ pub struct Refill {
     volume: Arc<Volume>,
     queue_pairs: QueuePairSet,
     pool: Arc<BufferPool>,
+    /// A page as it came, and its content.
+    scratch: Box<(PageBytes, PageBytes)>,
+}
+
+/// Where pages of a batch can be read: in a copy, or on the disk.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    target: Target,
+    slab: SlabHandle,
+    bit: Bit,
 }
 
 const _: () = assert!(MOVE_BATCH_PAGES as u64 == WORD_PAGES, "a batch is a word of page bits");
@@ -46,7 +61,8 @@ impl Refill {
     /// `queue_pairs` are this thread's; their queue pairs use `pool`, which has one slot of [`MOVE_BATCH_PAGES`].
     pub fn new(volume: Arc<Volume>, queue_pairs: QueuePairSet, pool: Arc<BufferPool>) -> Self {
         assert!(pool.slot_size_bytes() == MOVE_BATCH_PAGES * PAGE_SIZE_BYTES, "a batch fills the buffer");
-        Self { volume, queue_pairs, pool }
+        let scratch = Box::new(([0; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]));
+        Self { volume, queue_pairs, pool, scratch }
     }
 
     /// Brings the copy at `target` in `copy_index` of `slab` up to date with the others. Stops early, with pages
@@ -55,7 +71,7 @@ impl Refill {
         let mut pass = Pass::default();
         for first in self.volume.geometry.words(slab) {
             let word = self.volume.bits.word(first);
-            if word.stored() & !word.copies[copy_index] == 0 {
+            if word.stored() & !word.copies[copy_index] == 0 && self.volume.in_doubt(first) == 0 {
                 continue;
             }
             pass.copied += self.fill_batch(slab, first, copy_index, target);
@@ -67,6 +83,7 @@ impl Refill {
 
     fn fill_batch(&mut self, slab: SlabIndex, first: PageIndex, copy_index: usize, target: Location) -> u64 {
         let volume = Arc::clone(&self.volume);
+        let in_doubt = volume.in_doubt(first);
         if !self.acquire(first) {
             return 0;
         }
@@ -76,6 +93,9 @@ impl Refill {
         let locations = entry.locations();
         let mut copied = 0;
         if locations[copy_index] == Some(target) && !volume.is_suspect(target.donor) {
+            for page in (0..MOVE_BATCH_PAGES as u64).filter(|page| in_doubt & (1 << page) != 0) {
+                self.settle(first + page, slab, &locations);
+            }
             let word = volume.bits.word(first);
             copied = self.move_runs(slab, first, copy_index, target, &locations, &word);
         }
@@ -115,17 +135,84 @@ impl Refill {
             };
             let buffer = self.pool.slot(0).part(0, count as usize * PAGE_SIZE_BYTES);
             let offset_bytes = self.volume.geometry.offset_in_slab_bytes(first + page);
-            let from = RemoteAddress { slab: source.1, offset_bytes };
-            let to = RemoteAddress { slab: target.handle, offset_bytes };
-            let moved = self.exchange(source.0, Operation::Read, from, buffer)
-                && self.exchange(Target::Donor(target.donor), Operation::Write, to, buffer);
-            if moved {
-                self.volume.bits.set(Bit::Copy(copy_index), first + page, count);
-                copied += count;
+            let from = RemoteAddress { slab: source.slab, offset_bytes };
+            if self.exchange(source.target, Operation::Read, from, buffer) {
+                copied += self.pass_on(first + page, count, source, copy_index, target);
             }
             page += count;
         }
         copied
+    }
+
+    /// Writes pages that were read, those that are what was written, to the target.
+    fn pass_on(&mut self, first: PageIndex, count: u64, source: Source, copy_index: usize, target: Location) -> u64 {
+        let right: u64 =
+            (0..count).fold(0, |right, page| right | u64::from(self.is_right(first, page, source)) << page);
+        let (mut page, mut copied) = (0, 0);
+        while page < count {
+            let run = u64::from((!(right >> page)).trailing_zeros()).min(count - page);
+            if run == 0 {
+                page += 1;
+                continue;
+            }
+            let buffer = self.pool.slot(0).part(page as usize * PAGE_SIZE_BYTES, run as usize * PAGE_SIZE_BYTES);
+            let offset_bytes = self.volume.geometry.offset_in_slab_bytes(first + page);
+            let to = RemoteAddress { slab: target.handle, offset_bytes };
+            if self.exchange(Target::Donor(target.donor), Operation::Write, to, buffer) {
+                self.volume.bits.set(Bit::Copy(copy_index), first + page, run);
+                copied += run;
+            }
+            page += run;
+        }
+        copied
+    }
+
+    /// Finds out which copies of an owned page are right that a dead process was writing, and keeps those. Without any
+    /// the page is lost until it is written again. A copy that cannot be reached now leaves it in doubt.
+    fn settle(&mut self, page: PageIndex, slab: SlabIndex, locations: &CopyLocations) {
+        let volume = Arc::clone(&self.volume);
+        let Some(proofs) = &volume.proofs else { return };
+        if !volume.bits.any(Bit::Writing, page, 1) {
+            return;
+        }
+        let buffer = self.pool.slot(0).part(0, PAGE_SIZE_BYTES);
+        let offset_bytes = volume.geometry.offset_in_slab_bytes(page);
+        let (mut wrong, mut has_right) = ([false; COPIES_MAX], false);
+        for copy_index in (0..COPIES_MAX).filter(|index| volume.bits.any(Bit::Copy(*index), page, 1)) {
+            let Some(location) = locations[copy_index] else { return };
+            let from = RemoteAddress { slab: location.handle, offset_bytes };
+            if !self.exchange(Target::Donor(location.donor), Operation::Read, from, buffer) {
+                return;
+            }
+            let (bytes, content) = &mut *self.scratch;
+            self.pool.memory().read(buffer.offset_bytes as usize, bytes);
+            let is_right = proofs.protection().restore(page, bytes, proofs.load(page), content);
+            wrong[copy_index] = !is_right;
+            has_right |= is_right;
+        }
+        if !has_right {
+            tracing::warn!("page {page} of slab {slab} was being written when a process died, and has no copy left");
+            volume.bits.set(Bit::Lost, page, 1);
+        }
+        (0..COPIES_MAX)
+            .filter(|copy_index| wrong[*copy_index])
+            .for_each(|copy_index| volume.bits.clear(Bit::Copy(copy_index), page, 1));
+        volume.bits.clear(Bit::Writing, page, 1);
+    }
+
+    /// Whether page `page` of those that were read is what was written; if not, its source is blamed.
+    fn is_right(&mut self, first: PageIndex, page: u64, source: Source) -> bool {
+        let Some(proofs) = &self.volume.proofs else { return true };
+        let (bytes, content) = &mut *self.scratch;
+        let offset = self.pool.slot(0).offset_bytes as usize + page as usize * PAGE_SIZE_BYTES;
+        self.pool.memory().read(offset, bytes);
+        let proof = proofs.load(first + page);
+        let is_right = proofs.protection().restore(first + page, bytes, proof, content);
+        if !is_right {
+            let donor = if let Target::Donor(donor) = source.target { Some(donor) } else { None };
+            refuse_page(&self.volume, first + page, proof, source.bit, donor);
+        }
+        is_right
     }
 
     /// Where missing page `page` of the batch can be read, and how many missing pages in a row can be read there.
@@ -136,18 +223,20 @@ impl Refill {
         slab: SlabIndex,
         locations: &CopyLocations,
         word: &PageWord,
-    ) -> Option<((Target, SlabHandle), u64)> {
-        let reachable = |copy_index: &usize| {
-            locations[*copy_index].is_some_and(|location| self.queue_pairs.is_usable(location.donor))
+    ) -> Option<(Source, u64)> {
+        let of_copies = |is_distrusted: bool| {
+            (0..COPIES_MAX).filter_map(move |copy_index| {
+                let location = locations[copy_index].filter(|location| self.queue_pairs.is_usable(location.donor))?;
+                let (target, bit) = (Target::Donor(location.donor), Bit::Copy(copy_index));
+                let source = Source { target, slab: location.handle, bit };
+                let is_its_turn = self.volume.trust.is_distrusted(location.donor) == is_distrusted;
+                is_its_turn.then_some((word.copies[copy_index], source))
+            })
         };
-        let sources =
-            (0..COPIES_MAX).filter(reachable).map(|copy_index| (word.copies[copy_index], locations[copy_index]));
-        let donor = sources.filter_map(|(valid, location)| {
-            let location = location?;
-            Some((valid, (Target::Donor(location.donor), location.handle)))
-        });
-        let disk = std::iter::once((word.disk, (Target::Disk, SlabHandle(slab.0))));
-        let (valid, source) = donor.chain(disk).find(|(valid, _)| valid & missing & (1 << page) != 0)?;
+        let on_disk = Source { target: Target::Disk, slab: SlabHandle(slab.0), bit: Bit::Disk };
+        // A donor that is not trusted comes last.
+        let sources = of_copies(false).chain([(word.disk, on_disk)]).chain(of_copies(true));
+        let (valid, source) = sources.into_iter().find(|(valid, _)| valid & missing & (1 << page) != 0)?;
         Some((source, u64::from((!(valid & missing) >> page).trailing_zeros()).min(MOVE_BATCH_PAGES as u64 - page)))
     }
 

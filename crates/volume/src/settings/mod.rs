@@ -1,9 +1,10 @@
 //! What a volume is started with, and what a user may get wrong about it.
 //!
 //! - [`redundancy`]: how many copies of a page there are, and where; [`mapping`]: when slabs get their donor;
-//!   [`transport`]: how pages travel; [`wrapper`]: what a measurement puts around queue pairs.
+//!   [`transport`]: how pages travel; [`protection`]: whether they are sealed; [`wrapper`]: what a measurement puts around queue pairs.
 
 pub mod mapping;
+pub mod protection;
 pub mod redundancy;
 pub mod transport;
 pub mod wrapper;
@@ -16,10 +17,12 @@ use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::mapping::MappingPolicy;
+use self::protection::{CheckChoice, SealChoice, protection_kind};
 use self::redundancy::Redundancy;
 use self::transport::TransportChoice;
 use self::wrapper::QueuePairWrapper;
 use crate::limits::{DONORS_MAX, VOLUME_SIZE_BYTES_MAX};
+use crate::protection::ProtectionKind;
 use crate::slab_map::Geometry;
 use crate::state::records::ADDRESS_BYTES_MAX;
 
@@ -28,6 +31,7 @@ use crate::state::records::ADDRESS_BYTES_MAX;
 /// use std::time::Duration;
 ///
 /// use spillway_volume::settings::mapping::MappingPolicy;
+/// use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 /// use spillway_volume::settings::transport::TransportChoice;
 /// use spillway_volume::settings::wrapper::QueuePairWrapper;
 /// use spillway_volume::settings::{SettingsError, VolumeConfig};
@@ -41,6 +45,8 @@ use crate::state::records::ADDRESS_BYTES_MAX;
 ///     redundancy: "replicas=2".parse().unwrap(),
 ///     mapping: MappingPolicy::OnDemand,
 ///     transport: TransportChoice::Auto,
+///     seal: SealChoice::Auto,
+///     check: CheckChoice::On,
 ///     backing: None,
 ///     fill_backing: false,
 ///     donor_wait: Duration::ZERO,
@@ -66,6 +72,10 @@ pub struct VolumeConfig {
     pub mapping: MappingPolicy,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// Whether pages are sealed.
+    pub seal: SealChoice,
+    /// Whether pages that are not sealed are checked.
+    pub check: CheckChoice,
     /// The backing file for `redundancy.disk`; made, at the volume's size, when it does not exist.
     pub backing: Option<PathBuf>,
     /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine,
@@ -153,6 +163,11 @@ impl VolumeConfig {
         Ok(Geometry { slab_pages: slab / PAGE_SIZE_BYTES as u64, slab_count })
     }
 
+    /// How its pages are protected.
+    pub fn protection(&self) -> ProtectionKind {
+        protection_kind(self.seal, self.check, &self.donors)
+    }
+
     /// Bytes of the volume: the asked size, rounded up to whole slabs.
     pub fn whole_slabs_bytes(&self) -> u64 {
         self.size_bytes.next_multiple_of(self.slab_size_bytes)
@@ -201,6 +216,8 @@ mod tests {
             redundancy: Redundancy::NONE,
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
             backing: None,
             fill_backing: false,
             donor_wait: Duration::ZERO,

@@ -28,11 +28,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::limits::WRITERS_WAITING_MAX;
+use crate::protection::PageProof;
 use crate::slab_map::admission::{Admission, Ticket};
 use crate::slab_map::journal::Journal;
 use crate::slab_map::page_bits::{Bit, PageBits};
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::page_table::PageTable;
+use crate::slab_map::proofs::{PageProofs, ProofWriter};
 use crate::slab_map::words::Words;
 
 /// A place in the backlog's buffer pool, one page each.
@@ -100,6 +102,17 @@ pub struct Backlog {
     inner: Mutex<Inner>,
     more: Condvar,
     capacity: usize,
+}
+
+/// The proofs of contents that are handed over, in order, and where they go.
+#[derive(Clone, Copy, Debug)]
+pub struct NewProofs<'a> {
+    /// Of the volume.
+    pub proofs: &'a PageProofs,
+    /// The thread that hands over.
+    pub writer: ProofWriter,
+    /// One for each page.
+    pub new: &'a [PageProof],
 }
 
 /// When the disk thread takes pages.
@@ -173,16 +186,32 @@ impl Backlog {
     }
 
     /// Hands the pages from `first` on, whose owner the caller is, to the disk thread: the reserved `slots`, in
-    /// order, hold their contents.
+    /// order, hold their contents. They are plain.
     pub fn publish(&self, bits: &PageBits, first: PageIndex, slots: &[BacklogSlot], now: Instant) {
+        self.publish_proven(bits, first, slots, None, now);
+    }
+
+    /// As [`Backlog::publish`], for contents that have proofs, which change under the lock: the disk thread must not
+    /// say that the disk has a content before the page has its proof.
+    pub fn publish_proven(
+        &self,
+        bits: &PageBits,
+        first: PageIndex,
+        slots: &[BacklogSlot],
+        proven: Option<NewProofs<'_>>,
+        now: Instant,
+    ) {
         let count = slots.len() as u64;
         let mut inner = self.lock();
-        for (page, slot) in first.up_to(first + count).zip(slots) {
-            inner.publish(page, slot.0);
+        for (index, (page, slot)) in first.up_to(first + count).zip(slots).enumerate() {
+            inner.publish(page, slot.0, proven.map_or(PageProof::NONE, |proven| proven.new[index]));
         }
         // In this order a reader, or a process that comes after this one, finds one of them.
         bits.set(Bit::Pending, first, count);
         bits.clear(Bit::Disk, first, count);
+        if let Some(NewProofs { proofs, writer, new }) = proven {
+            first.up_to(first + count).zip(new).for_each(|(page, proof)| proofs.set(writer, page, *proof));
+        }
         let is_first = inner.oldest_since.is_none();
         inner.oldest_since.get_or_insert(now);
         let awaited = inner.awaited.is_some_and(|pages| is_first || inner.queued >= pages);
@@ -209,8 +238,8 @@ impl Backlog {
 
     /// Queues what an earlier process recorded and its page bits call pending; forgets the rest. Pages that are
     /// pending without a content (the process died while it settled a failed write) are left to the caller: they come
-    /// back as a list.
-    pub fn recover(&self, bits: &PageBits, now: Instant) -> Vec<PageIndex> {
+    /// back as a list. What is queued has the proof that was recorded with it.
+    pub fn recover(&self, bits: &PageBits, proofs: Option<&PageProofs>, now: Instant) -> Vec<PageIndex> {
         let mut inner = self.lock();
         assert!(inner.free.len() == self.capacity, "a backlog is recovered before it is used");
         let newest = inner.journal.newest();
@@ -221,6 +250,9 @@ impl Backlog {
             inner.by_page.insert(recorded.page, recorded.slot);
             inner.link(recorded.slot);
             inner.oldest_since.get_or_insert(now);
+            if let Some(proofs) = proofs {
+                proofs.put_back(recorded.page, recorded.proof);
+            }
             // An older content, if the process died while this one entered.
             bits.clear(Bit::Disk, recorded.page, 1);
         }
@@ -344,10 +376,10 @@ fn on_disk(bits: &PageBits, pages: Range<PageIndex>, written: bool) {
 
 impl Inner {
     /// From now on `slot`, whose content is in place, is the newest content of `page`.
-    fn publish(&mut self, page: PageIndex, slot: u32) {
+    fn publish(&mut self, page: PageIndex, slot: u32, proof: PageProof) {
         assert!(self.slots[slot as usize].state == State::Filling, "a published slot was reserved");
         self.slots[slot as usize] = Slot::new(page, State::Filling);
-        self.journal.record(slot, page);
+        self.journal.record(slot, page, proof);
         let Some(old) = self.by_page.insert(page, slot) else { return self.link(slot) };
         match self.slots[old as usize].state {
             State::Queued => {

@@ -1,7 +1,7 @@
 //! Which pages the backlog's slots hold, in words that outlive the process.
 //!
-//! Two words a slot: a number that grows with each content, and the page. A slot counts from the store of its page
-//! on, which comes after its content and number are in place, until the page is set back to none. Several slots may
+//! Four words a slot: a number that grows with each content, the page, and the proof of the content. A slot counts from the store of its page
+//! on, which comes after its content, number and proof are in place, until the page is set back to none. Several slots may
 //! name one page at the moment of a crash (an older content whose write to the disk was under way, or that was just
 //! replaced): the highest number is the page's content. Whether that is the page's truth at all is said by its
 //! `Pending` bit.
@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use crate::protection::PageProof;
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::Words;
 
@@ -21,7 +22,7 @@ pub struct Journal {
 }
 
 /// A slot's content that counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// Grows with each content.
     pub number: u64,
@@ -29,11 +30,14 @@ pub struct Recorded {
     pub page: PageIndex,
     /// Where it is.
     pub slot: u32,
+    /// What proves it; none of a plain page.
+    pub proof: PageProof,
 }
 
 const NUMBER: usize = 0;
 const PAGE: usize = 1;
-const WORDS_PER_SLOT: usize = 2;
+const PROOF: usize = 2;
+const WORDS_PER_SLOT: usize = 4;
 const NO_PAGE: u64 = 0;
 
 impl Journal {
@@ -55,8 +59,12 @@ impl Journal {
     }
 
     /// From now on `slot`, whose content is in place, is the newest content of `page`.
-    pub fn record(&mut self, slot: u32, page: PageIndex) {
+    pub fn record(&mut self, slot: u32, page: PageIndex, proof: PageProof) {
         let first = slot as usize * WORDS_PER_SLOT;
+        if proof != PageProof::NONE {
+            self.words.store(first + PROOF, proof.0[0]);
+            self.words.store(first + PROOF + 1, proof.0[1]);
+        }
         self.words.store(first + NUMBER, self.next);
         self.words.store(first + PAGE, page.0 + 1);
         self.next += 1;
@@ -75,10 +83,12 @@ impl Journal {
         let mut newest: HashMap<PageIndex, Recorded> = HashMap::new();
         for entry in self.entries() {
             let known = newest.entry(entry.page).or_insert(entry);
-            *known = (*known).max(entry);
+            if known.number < entry.number {
+                *known = entry;
+            }
         }
         let mut newest: Vec<Recorded> = newest.into_values().collect();
-        newest.sort_unstable();
+        newest.sort_unstable_by_key(|recorded| recorded.number);
         newest
     }
 
@@ -86,7 +96,8 @@ impl Journal {
         (0..self.capacity()).filter_map(|slot| {
             let first = slot * WORDS_PER_SLOT;
             let page = PageIndex(self.words.load(first + PAGE).checked_sub(1)?);
-            Some(Recorded { number: self.words.load(first + NUMBER), page, slot: slot as u32 })
+            let proof = PageProof([self.words.load(first + PROOF), self.words.load(first + PROOF + 1)]);
+            Some(Recorded { number: self.words.load(first + NUMBER), page, slot: slot as u32, proof })
         })
     }
 }
@@ -100,18 +111,18 @@ mod tests {
     fn the_newest_content_of_each_page_is_found_again() {
         let words = Words::new(Journal::words(4));
         let mut journal = Journal::over(words.clone());
-        journal.record(0, PageIndex(7));
-        journal.record(3, PageIndex(0));
-        journal.record(1, PageIndex(7));
+        journal.record(0, PageIndex(7), PageProof([0, 1]));
+        journal.record(3, PageIndex(0), PageProof([3, 1]));
+        journal.record(1, PageIndex(7), PageProof([1, 1]));
         let found =
             |journal: &Journal| journal.newest().iter().map(|found| (found.page, found.slot)).collect::<Vec<_>>();
         assert_eq!(found(&journal), [(PageIndex(0), 3), (PageIndex(7), 1)]);
         let mut later = Journal::over(words);
-        later.record(2, PageIndex(7));
+        later.record(2, PageIndex(7), PageProof([2, 1]));
         assert_eq!(found(&later), [(PageIndex(0), 3), (PageIndex(7), 2)], "numbers go on after a crash");
         later.forget(2);
         later.forget(3);
         assert_eq!(found(&later), [(PageIndex(7), 1)]);
-        assert_eq!(later.capacity(), 4);
+        assert_eq!((later.capacity(), later.newest()[0].proof), (4, PageProof([1, 1])));
     }
 }

@@ -7,6 +7,7 @@
 //! - [`gate`]: when no thread uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`dependence`]: whether pages would be lost with a donor.
+//! - [`proofs`]: what is kept of each page to know its content again; [`trust`]: which donors sent something else.
 //! - [`removal`]: taking a copy away without losing track of a page.
 //! - [`words`]: the memory that page bits, copy indexes and journal lie in; [`recovery`]: going on with what a
 //!   process left there that died.
@@ -23,9 +24,11 @@ pub mod journal;
 pub mod page_bits;
 pub mod page_index;
 pub mod page_table;
+pub mod proofs;
 pub mod recovery;
 pub mod removal;
 pub mod slab_entry;
+pub mod trust;
 pub mod words;
 
 use std::ops::Range;
@@ -41,7 +44,9 @@ use self::backlog::Backlog;
 use self::donor_latency::DonorLatencies;
 use self::page_bits::{PageBits, WORD_PAGES};
 use self::page_index::PageIndex;
+use self::proofs::PageProofs;
 use self::slab_entry::{DonorSlot, SlabEntry};
+use self::trust::Trust;
 use self::words::Words;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::settings::mapping::MappingPolicy;
@@ -115,6 +120,10 @@ pub struct Volume {
     pub mapping: MappingPolicy,
     /// Truth per page.
     pub bits: PageBits,
+    /// What is kept of each page's content, unless pages are plain.
+    pub proofs: Option<PageProofs>,
+    /// Which donors sent something else.
+    pub trust: Trust,
     /// The disk copy, when the redundancy has one.
     pub disk: Option<DiskCopy>,
     /// Whether the backing file keeps the blocks of discarded pages.
@@ -177,6 +186,8 @@ impl Volume {
             redundancy,
             mapping: MappingPolicy::OnDemand,
             bits: PageBits::over(geometry.page_count(), &surviving.part(0, bit_words)),
+            proofs: None,
+            trust: Trust::default(),
             disk,
             keeps_disk_blocks: false,
             manager_event: EventFd::new()?,
@@ -203,6 +214,11 @@ impl Volume {
     /// which takes memory that a machine may not have.
     pub fn with_disk_blocks_kept(self, keeps_disk_blocks: bool) -> Self {
         Self { keeps_disk_blocks, ..self }
+    }
+
+    /// The same volume, whose pages are protected.
+    pub fn with_proofs(self, proofs: Option<PageProofs>) -> Self {
+        Self { proofs, ..self }
     }
 
     /// The shared state of `slab`.
@@ -249,6 +265,18 @@ impl Volume {
         if self.trouble.fetch_or(mask, Ordering::SeqCst) & mask == 0 {
             self.manager_event.signal();
         }
+    }
+
+    /// Pages of the word that holds `page` that a dead process was writing: which of their copies are right is found
+    /// out by their proofs.
+    pub fn in_doubt(&self, page: PageIndex) -> u64 {
+        if self.proofs.is_some() { self.bits.in_doubt(page) } else { 0 }
+    }
+
+    /// Counts a page from `donor`, or from the disk, that is not what was written, and has it told.
+    pub fn report_wrong_page(&self, donor: Option<DonorSlot>, page: PageIndex) {
+        self.trust.failed(donor, page);
+        self.manager_event.signal();
     }
 
     /// Whether a request that was given up may still reach memory of `donor`: nothing is made valid there.

@@ -192,6 +192,14 @@ impl PageBits {
         PageWord { copies, disk, pending, lost: lost | load(Bit::Lost) }
     }
 
+    /// Pages of the word that holds `page`, which is bit `page % 64`, that a dead process was writing and that are not
+    /// settled: marked as being written, without an owner.
+    pub fn in_doubt(&self, page: PageIndex) -> u64 {
+        let word = (page.0 / WORD_PAGES) as usize;
+        let writing = self.words[Bit::Writing.index()].load(word);
+        if writing == 0 { 0 } else { writing & !self.words[Bit::Busy.index()].load(word) }
+    }
+
     fn parts(&self, first: PageIndex, count: u64) -> impl Iterator<Item = WordPart> + Clone + use<> {
         assert!(count > 0 && first.0 + count <= self.page_count, "pages {first}+{count} of {}", self.page_count);
         word_parts(first, count)
@@ -202,6 +210,18 @@ impl PageWord {
     /// Pages that have a current content somewhere.
     pub fn stored(&self) -> u64 {
         self.copies.iter().fold(self.disk | self.pending, |all, copy| all | copy)
+    }
+
+    /// The same, without what is stored where `bit` says.
+    pub fn stored_besides(&self, bit: Bit) -> u64 {
+        let mut rest = *self;
+        match bit {
+            Bit::Copy(copy_index) => rest.copies[copy_index] = 0,
+            Bit::Disk => rest.disk = 0,
+            Bit::Pending => rest.pending = 0,
+            Bit::Busy | Bit::Lost | Bit::Writing => {}
+        }
+        rest.stored()
     }
 }
 
@@ -229,6 +249,14 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_are_written_without_an_owner_are_in_doubt() {
+        let bits = PageBits::new(128);
+        bits.set(Bit::Writing, PageIndex(64), 3);
+        assert!(bits.try_acquire(PageIndex(65), 1));
+        assert_eq!((bits.in_doubt(PageIndex(70)), bits.in_doubt(PageIndex(0))), (0b101, 0));
+    }
+
+    #[test]
     fn a_word_shows_what_was_set() {
         let bits = PageBits::new(128);
         bits.set(Bit::Copy(2), PageIndex(65), 2);
@@ -236,6 +264,7 @@ mod tests {
         let word = bits.word(PageIndex(70));
         assert_eq!((word.copies[2], word.disk, word.lost), (0b110, 0b100, 0));
         assert_eq!(word.stored(), 0b110);
+        assert_eq!((word.stored_besides(Bit::Copy(2)), word.stored_besides(Bit::Disk)), (0b100, 0b110));
     }
 
     proptest! {

@@ -19,8 +19,10 @@ use spillway_fabric::units::SlabIndex;
 use super::Volume;
 use super::page_bits::Bit;
 use super::page_index::PageIndex;
+use super::proofs::PageProofs;
 use super::slab_entry::{CopyLocations, DonorSlot};
 use crate::limits::COPIES_MAX;
+use crate::protection::PageProof;
 
 /// What a dead process left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,8 +42,11 @@ impl Volume {
         for slab in self.geometry.slabs() {
             (0..COPIES_MAX).for_each(|copy_index| self.slab(slab).stay(copy_index));
         }
+        if let Some(proofs) = &self.proofs {
+            proofs.undo();
+        }
         if let Some(disk) = &self.disk {
-            for page in disk.backlog.recover(&self.bits, now) {
+            for page in disk.backlog.recover(&self.bits, self.proofs.as_ref(), now) {
                 self.own(page, 1);
                 disk.backlog.settle_failure(&self.bits, page);
                 self.bits.release(page, 1);
@@ -101,6 +106,11 @@ impl Volume {
     /// were written to after the page was in the backlog.
     fn settle_write(&self, page: PageIndex, locations: &CopyLocations, alive: &dyn Fn(DonorSlot) -> bool) {
         let valid = |bit| self.bits.any(bit, page, 1);
+        if let Some(proofs) = &self.proofs
+            && self.settle_proven(page, proofs)
+        {
+            return;
+        }
         let local = valid(Bit::Pending) || valid(Bit::Disk);
         let copies =
             || (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_some() && valid(Bit::Copy(*copy_index)));
@@ -112,6 +122,28 @@ impl Volume {
             }
         }
         self.bits.clear(Bit::Writing, page, 1);
+    }
+
+    /// The same where it is known by its proof which content is right. True when nothing is left to choose.
+    fn settle_proven(&self, page: PageIndex, proofs: &PageProofs) -> bool {
+        let valid = |bit| self.bits.any(bit, page, 1);
+        let is_local = valid(Bit::Pending) || valid(Bit::Disk);
+        if proofs.fill_of(page).is_some() {
+            // The proof holds the content; what copies and disk have is older, or was never acknowledged.
+            if let Some(disk) = &self.disk {
+                disk.backlog.discard(&self.bits, page, 1);
+            }
+            self.bits.clear(Bit::Lost, page, 1);
+        } else if is_local {
+            return false;
+        } else if proofs.load(page) != PageProof::NONE {
+            // Some donors may have the new content, which the proof is not of: readers find out. The mark stays, so
+            // that no donor is blamed for it, until the page is written or discarded.
+            return true;
+        }
+        (0..COPIES_MAX).for_each(|copy_index| self.bits.clear(Bit::Copy(copy_index), page, 1));
+        self.bits.clear(Bit::Writing, page, 1);
+        true
     }
 
     /// Owns pages that no other thread can own now.

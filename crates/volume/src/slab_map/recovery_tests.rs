@@ -23,11 +23,13 @@ use crate::engine::Engine;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::MOVE_BATCH_PAGES;
 use crate::manager::refill::Refill;
+use crate::protection::{Protection, ProtectionKind, VOLUME_KEY_BYTES};
 use crate::settings::redundancy::Redundancy;
 use crate::slab_map::backlog::Backlog;
 use crate::slab_map::journal::Journal;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::page_index::PageIndex;
+use crate::slab_map::proofs::PageProofs;
 use crate::slab_map::words::{Words, crash};
 use crate::slab_map::{DiskCopy, Geometry, Volume};
 use crate::test_support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
@@ -40,6 +42,9 @@ const SLOTS: usize = 3;
 const SLOT_PAGES: u64 = 12;
 const BACKLOG: usize = 48;
 const DEPTH: usize = 2;
+
+/// How a volume keeps its pages: copies and protection.
+type Safety = (Redundancy, ProtectionKind);
 
 /// What a page may read as: the number of a content, 0 for zeroes.
 type Content = u32;
@@ -94,22 +99,23 @@ struct World {
     clock: Content,
 }
 
-fn word_count(redundancy: Redundancy) -> usize {
-    Volume::surviving_words(GEOMETRY) + if redundancy.disk { Journal::words(BACKLOG) } else { 0 }
+fn word_count((redundancy, kind): Safety) -> usize {
+    let proofs = if kind == ProtectionKind::Plain { 0 } else { PageProofs::words(GEOMETRY.page_count()) };
+    Volume::surviving_words(GEOMETRY) + if redundancy.disk { Journal::words(BACKLOG) } else { 0 } + proofs
 }
 
 impl World {
-    fn new(redundancy: Redundancy) -> Self {
+    fn new(safety: Safety) -> Self {
         let mut disk = Store::default();
         std::mem::swap(&mut disk, &mut store(SLAB_BYTES).lock().unwrap());
         GEOMETRY.slabs().for_each(|slab| assert_eq!(disk.slab(SlabHandle(slab.0)).len(), SLAB_BYTES));
         let donors = (0..DONORS).map(|_| store(SLAB_BYTES).lock().unwrap().clone()).collect();
-        let words = vec![0; word_count(redundancy)];
+        let words = vec![0; word_count(safety)];
         let contents = vec![0; BACKLOG * PAGE_SIZE_BYTES];
-        Self::over(redundancy, Surviving { words, contents, donors, disk, promises: Promises::default() })
+        Self::over(safety, Surviving { words, contents, donors, disk, promises: Promises::default() })
     }
 
-    fn over(redundancy: Redundancy, surviving: Surviving) -> Self {
+    fn over((redundancy, kind): Safety, surviving: Surviving) -> Self {
         let words = Words::over(AtomicWords::anonymous(surviving.words.len()).unwrap());
         surviving.words.iter().enumerate().for_each(|(index, word)| words.store(index, *word));
         let own = Volume::surviving_words(GEOMETRY);
@@ -118,7 +124,13 @@ impl World {
             pool.memory().write(0, &surviving.contents);
             DiskCopy { backlog: Backlog::over(words.part(own, Journal::words(BACKLOG))), pool }
         });
-        let volume = Arc::new(Volume::over(GEOMETRY, redundancy, disk_copy, &words.part(0, own)).unwrap());
+        let proofs = Protection::new(kind, &[7; VOLUME_KEY_BYTES]).map(|protection| {
+            let first = own + if redundancy.disk { Journal::words(BACKLOG) } else { 0 };
+            let pages = GEOMETRY.page_count();
+            PageProofs::over(pages, protection, &words.part(first, PageProofs::words(pages)))
+        });
+        let volume = Volume::over(GEOMETRY, redundancy, disk_copy, &words.part(0, own)).unwrap();
+        let volume = Arc::new(volume.with_proofs(proofs));
         let donors: Vec<SharedStore> =
             surviving.donors.into_iter().map(|donor| Arc::new(std::sync::Mutex::new(donor))).collect();
         let disk = Arc::new(std::sync::Mutex::new(surviving.disk));
@@ -329,7 +341,12 @@ impl World {
             let allowed = promises.allowed(page);
             let found = self.read(page);
             let content = found.unwrap_or_else(|| {
-                assert!(donor_is_gone && self.volume.disk.is_none() && allowed.len() > 1, "page {page} is lost");
+                // Donors that were reached have the new content, and the proof is of the old one.
+                let is_unproven = self.volume.proofs.is_some();
+                assert!(
+                    (donor_is_gone || is_unproven) && self.volume.disk.is_none() && allowed.len() > 1,
+                    "page {page} is lost"
+                );
                 self.begin_write(0, page, 1);
                 self.finish();
                 self.clock
@@ -402,13 +419,13 @@ fn run_and_die(world: &mut World, actions: &[Action], number: usize) -> Option<S
 }
 
 /// Recovers from `remains`, dying at store `again` of that first; checks everything, and that work goes on.
-fn recover_and_check(redundancy: Redundancy, surviving: Surviving, again: usize, missing: Option<usize>) {
-    let mut world = World::over(redundancy, surviving);
+fn recover_and_check(safety: Safety, surviving: Surviving, again: usize, missing: Option<usize>) {
+    let mut world = World::over(safety, surviving);
     let left = world.die_at(again);
     world.recover(missing);
     crash::observe(None);
     if let Some(surviving) = left.take() {
-        world = World::over(redundancy, surviving);
+        world = World::over(safety, surviving);
         world.recover(missing);
     }
     world.check(missing.is_some());
@@ -418,15 +435,23 @@ fn recover_and_check(redundancy: Redundancy, surviving: Surviving, again: usize,
     world.check(false);
 }
 
+fn kind() -> impl Strategy<Value = ProtectionKind> {
+    prop_oneof![
+        1 => Just(ProtectionKind::Plain),
+        1 => Just(ProtectionKind::Checked),
+        1 => Just(ProtectionKind::Sealed),
+    ]
+}
+
 fn without_losses(actions: Vec<Action>) -> Vec<Action> {
     actions.into_iter().filter(|action| !matches!(action, Action::Lose(_))).collect()
 }
 
-fn model(redundancy: Redundancy, actions: &[Action], numbers: (usize, usize), missing: Option<usize>) {
-    let mut world = World::new(redundancy);
+fn model(safety: Safety, actions: &[Action], numbers: (usize, usize), missing: Option<usize>) {
+    let mut world = World::new(safety);
     world.map(0);
     if let Some(surviving) = run_and_die(&mut world, actions, numbers.0) {
-        recover_and_check(redundancy, surviving, numbers.1, missing);
+        recover_and_check(safety, surviving, numbers.1, missing);
     }
 }
 
@@ -435,38 +460,38 @@ proptest! {
 
     #[test]
     fn with_a_disk_copy_a_crash_costs_nothing_even_with_every_donors_loss(
-        actions in prop::collection::vec(action(), 1..20), at in 0..600usize, again in 0..400usize, missing in 0..DONORS,
+        actions in prop::collection::vec(action(), 1..20), at in 0..1200usize, again in 0..400usize, kind in kind(), missing in 0..DONORS,
     ) {
-        model(Redundancy::DISK, &actions, (at, again), Some(missing));
+        model((Redundancy::DISK, kind), &actions, (at, again), Some(missing));
     }
 
     #[test]
     fn with_replicas_a_crash_costs_nothing_while_donors_keep_their_slabs(
-        actions in prop::collection::vec(action(), 1..20), at in 0..600usize, again in 0..400usize,
+        actions in prop::collection::vec(action(), 1..20), at in 0..1200usize, again in 0..400usize, kind in kind(),
     ) {
-        model(Redundancy { replicas: 2, disk: false }, &actions, (at, again), None);
+        model((Redundancy { replicas: 2, disk: false }, kind), &actions, (at, again), None);
     }
 
     #[test]
     fn with_replicas_a_crash_and_the_loss_of_a_donor_cost_nothing(
-        actions in prop::collection::vec(action(), 1..20), at in 0..600usize, again in 0..400usize, missing in 0..DONORS,
+        actions in prop::collection::vec(action(), 1..20), at in 0..1200usize, again in 0..400usize, kind in kind(), missing in 0..DONORS,
     ) {
         let actions = without_losses(actions);
-        model(Redundancy { replicas: 2, disk: false }, &actions, (at, again), Some(missing));
+        model((Redundancy { replicas: 2, disk: false }, kind), &actions, (at, again), Some(missing));
     }
 
     #[test]
     fn with_both_a_crash_costs_nothing(
-        actions in prop::collection::vec(action(), 1..20), at in 0..600usize, again in 0..400usize, missing in 0..DONORS,
+        actions in prop::collection::vec(action(), 1..20), at in 0..1200usize, again in 0..400usize, kind in kind(), missing in 0..DONORS,
     ) {
-        model(Redundancy { replicas: 2, disk: true }, &actions, (at, again), Some(missing));
+        model((Redundancy { replicas: 2, disk: true }, kind), &actions, (at, again), Some(missing));
     }
 
     #[test]
     fn without_redundancy_a_crash_costs_nothing_while_donors_keep_their_slabs(
-        actions in prop::collection::vec(action(), 1..20), at in 0..600usize, again in 0..400usize,
+        actions in prop::collection::vec(action(), 1..20), at in 0..1200usize, again in 0..400usize, kind in kind(),
     ) {
-        model(Redundancy::NONE, &without_losses(actions), (at, again), None);
+        model((Redundancy::NONE, kind), &without_losses(actions), (at, again), None);
     }
 }
 
@@ -484,13 +509,15 @@ fn every_store_of_a_history_may_be_the_last() {
         Action::WriteDisk(20),
         Action::Write { first: 3, count: 2 },
     ];
-    for redundancy in [Redundancy::DISK, Redundancy { replicas: 2, disk: false }, Redundancy::NONE] {
+    let redundancies = [Redundancy::DISK, Redundancy { replicas: 2, disk: false }, Redundancy::NONE];
+    let kinds = [ProtectionKind::Plain, ProtectionKind::Checked];
+    for safety in redundancies.into_iter().flat_map(|redundancy| kinds.map(|kind| (redundancy, kind))) {
         let mut deaths = 0;
         loop {
-            let mut world = World::new(redundancy);
+            let mut world = World::new(safety);
             world.map(0);
             let Some(surviving) = run_and_die(&mut world, &history, deaths) else { break };
-            recover_and_check(redundancy, surviving, usize::MAX, None);
+            recover_and_check(safety, surviving, usize::MAX, None);
             deaths += 1;
         }
         assert!(deaths > 20, "the history has stores");

@@ -7,8 +7,10 @@ use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use spillway_fabric::units::BorrowerId;
+use zeroize::Zeroizing;
 
 use super::records::{RECORD_WORDS, Records};
+use crate::protection::{ProtectionKind, VOLUME_KEY_BYTES};
 use crate::settings::VolumeConfig;
 use crate::slab_map::Geometry;
 use crate::slab_map::words::Words;
@@ -26,6 +28,8 @@ const AT_BORROWER: usize = 3;
 const AT_SETTINGS: usize = 5;
 const SETTINGS_WORDS: usize = 8;
 const AT_RECORDS: usize = 16;
+const AT_KEY: usize = HEADER_WORDS - KEY_WORDS;
+const KEY_WORDS: usize = VOLUME_KEY_BYTES / 8;
 
 /// Words of the head: whole pages, so that the rest starts on one.
 pub const HEADER_WORDS: usize = 6 * 512;
@@ -68,6 +72,7 @@ pub struct Settings {
     pub backlog_pages: u64,
     name: u64,
     backing: u64,
+    protection: u64,
 }
 
 impl Settings {
@@ -79,6 +84,7 @@ impl Settings {
             backlog_pages,
             name: digest(&config.name),
             backing: digest(&config.backing),
+            protection: config.protection() as u64,
         }
     }
 
@@ -87,14 +93,19 @@ impl Settings {
         Geometry { slab_pages: self.slab_pages, slab_count: self.slab_count as u32 }
     }
 
+    /// Whether pages have proofs.
+    pub(super) fn has_proofs(&self) -> bool {
+        self.protection != ProtectionKind::Plain as u64
+    }
+
     fn words(&self) -> [u64; SETTINGS_WORDS] {
-        let Self { slab_pages, slab_count, replicas, backlog_pages, name, backing } = *self;
-        [slab_pages, slab_count, replicas, backlog_pages, name, backing, 0, 0]
+        let Self { slab_pages, slab_count, replicas, backlog_pages, name, backing, protection } = *self;
+        [slab_pages, slab_count, replicas, backlog_pages, name, backing, protection, 0]
     }
 
     fn from_words(words: [u64; SETTINGS_WORDS]) -> Self {
-        let [slab_pages, slab_count, replicas, backlog_pages, name, backing, ..] = words;
-        Self { slab_pages, slab_count, replicas, backlog_pages, name, backing }
+        let [slab_pages, slab_count, replicas, backlog_pages, name, backing, protection, _] = words;
+        Self { slab_pages, slab_count, replicas, backlog_pages, name, backing, protection }
     }
 
     /// The first setting that differs.
@@ -105,7 +116,11 @@ impl Settings {
             ("copies at donors:", self.replicas, now.replicas),
             ("pages of backlog to the disk:", self.backlog_pages, now.backlog_pages),
         ];
-        let names = [("another name", self.name, now.name), ("another backing file", self.backing, now.backing)];
+        let names = [
+            ("another name", self.name, now.name),
+            ("another backing file", self.backing, now.backing),
+            ("another protection of its pages", self.protection, now.protection),
+        ];
         let shown = |value: &dyn Display| value.to_string();
         let number = numbers.iter().find(|(_, was, now)| was != now);
         let number = number.map(|(what, was, now)| StateRefused::Setting { what, was: shown(was), now: shown(now) });
@@ -145,11 +160,15 @@ impl Header {
     }
 
     /// Writes a head for an empty device. A process that dies before the mark leaves memory that no thread takes.
-    pub(super) fn begin(&self, settings: &Settings, borrower: BorrowerId) {
+    pub(super) fn begin(&self, settings: &Settings, borrower: BorrowerId, key: &[u8; VOLUME_KEY_BYTES]) {
         self.words.store(AT_VERSION, STATE_VERSION);
         self.words.store(AT_BORROWER, borrower.0 as u64);
         self.words.store(AT_BORROWER + 1, (borrower.0 >> 64) as u64);
         settings.words().iter().enumerate().for_each(|(index, word)| self.words.store(AT_SETTINGS + index, *word));
+        for (index, bytes) in key.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(bytes.try_into().expect("a word has eight bytes"));
+            self.words.store(AT_KEY + index, word);
+        }
         self.words.store(AT_CHECKSUM, self.checksum());
         self.words.store(AT_MARK, MARK);
     }
@@ -182,6 +201,15 @@ impl Header {
         BorrowerId(half(0) | half(1) << 64)
     }
 
+    /// The key of the volume's pages, the same in every process of the device.
+    pub(super) fn key(&self) -> Zeroizing<[u8; VOLUME_KEY_BYTES]> {
+        let mut key = Zeroizing::new([0; VOLUME_KEY_BYTES]);
+        for (index, bytes) in key.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.words.load(AT_KEY + index).to_le_bytes());
+        }
+        key
+    }
+
     pub(super) fn records(&self) -> Records {
         Records::over(self.words.part(AT_RECORDS, RECORD_WORDS))
     }
@@ -189,5 +217,5 @@ impl Header {
 
 const _: () = {
     assert!(AT_SETTINGS + SETTINGS_WORDS <= AT_RECORDS);
-    assert!(AT_RECORDS + RECORD_WORDS <= HEADER_WORDS, "the records fit the head");
+    assert!(AT_RECORDS + RECORD_WORDS <= AT_KEY, "the records and the key fit the head");
 };

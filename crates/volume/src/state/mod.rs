@@ -2,7 +2,7 @@
 //! docs/decisions/crash-recovery.md).
 //!
 //! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]),
-//! page bits and copy indexes of the volume, the journal of the backlog, and the contents of the backlog's pages.
+//! page bits and copy indexes of the volume, the journal of the backlog, the proofs of pages, and the contents of the backlog's pages.
 //! Everything before the contents is words that change one at a time.
 //!
 //! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that
@@ -24,15 +24,18 @@ use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
 use spillway_sys::atomic_words::{AtomicWords, WORD_SIZE_BYTES};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
+use zeroize::Zeroizing;
 
 use self::header::{HEADER_WORDS, Header, Settings, StateRefused};
 use self::records::{DonorPlace, Records};
 use crate::error::VolumeError;
 use crate::limits::BACKLOG_PAGES;
+use crate::protection::{Protection, ProtectionKind};
 use crate::settings::VolumeConfig;
 use crate::slab_map::backlog::Backlog;
 use crate::slab_map::journal::Journal;
 use crate::slab_map::slab_entry::DonorSlot;
+use crate::slab_map::proofs::PageProofs;
 use crate::slab_map::words::Words;
 use crate::slab_map::{DiskCopy, Geometry, Volume};
 
@@ -56,8 +59,11 @@ pub struct DeviceState {
     file: Memfd,
     geometry: Geometry,
     settings: Settings,
+    protection: ProtectionKind,
     words: Words,
     header: Header,
+    // Held for the lock: the key is in it, and an ordinary user may lock no more than that.
+    _locked_head: Header,
     resumed: bool,
 }
 
@@ -78,21 +84,26 @@ impl DeviceState {
     pub fn open(file: Memfd, config: &VolumeConfig) -> Result<Self, VolumeError> {
         let geometry = config.check()?;
         let settings = Settings::of(config, geometry);
-        Self::map(file, geometry, settings, &config.donors).map_err(|error| match error {
+        Self::map(file, geometry, settings, config).map_err(|error| match error {
             StateError::Refused(refused) => VolumeError::State(refused),
             StateError::System(source) => VolumeError::system("cannot set the state of the device up")(source),
         })
     }
 
-    fn map(file: Memfd, geometry: Geometry, settings: Settings, donors: &[DonorAddress]) -> Result<Self, StateError> {
+    fn map(
+        file: Memfd,
+        geometry: Geometry,
+        settings: Settings,
+        config: &VolumeConfig,
+    ) -> Result<Self, StateError> {
         if file.length_bytes() < (HEADER_WORDS * WORD_SIZE_BYTES) as u64 {
             return Err(StateRefused::Foreign.into());
         }
         // Only the header is looked at before it says that the rest is there.
-        let header = Header::over(Words::over(AtomicWords::shared(&file, HEADER_WORDS)?));
-        let resumed = !header.is_fresh();
+        let head = Header::over(Words::over(AtomicWords::shared(&file, HEADER_WORDS)?));
+        let resumed = !head.is_fresh();
         if resumed {
-            header.check(&settings)?;
+            head.check(&settings)?;
         }
         if file.length_bytes() != size_bytes(&settings) {
             return Err(StateRefused::Foreign.into());
@@ -100,10 +111,12 @@ impl DeviceState {
         let words = Words::over(AtomicWords::shared(&file, word_count(&settings))?);
         let header = Header::over(words.part(0, HEADER_WORDS));
         if !resumed {
-            note_donors(&header.records(), donors);
-            header.begin(&settings, BorrowerId(u128::from_le_bytes(random_bytes()?)));
+            note_donors(&header.records(), &config.donors);
+            let key = Zeroizing::new(random_bytes()?);
+            header.begin(&settings, BorrowerId(u128::from_le_bytes(random_bytes()?)), &key);
         }
-        Ok(Self { file, geometry, settings, words, header, resumed })
+        let protection = config.protection();
+        Ok(Self { file, geometry, settings, protection, words, header, _locked_head: head, resumed })
     }
 
     /// Whether a process before this one served the device.
@@ -144,7 +157,14 @@ impl DeviceState {
     pub(crate) fn volume(&self, redundancy: crate::settings::redundancy::Redundancy) -> io::Result<Volume> {
         let own = Volume::surviving_words(self.geometry);
         let disk = if self.settings.backlog_pages > 0 { Some(self.disk_copy(HEADER_WORDS + own)?) } else { None };
-        Volume::over(self.geometry, redundancy, disk, &self.words.part(HEADER_WORDS, own))
+        let volume = Volume::over(self.geometry, redundancy, disk, &self.words.part(HEADER_WORDS, own))?;
+        Ok(volume.with_proofs(self.proofs(HEADER_WORDS + own + Journal::words(self.settings.backlog_pages as usize))))
+    }
+
+    fn proofs(&self, first: usize) -> Option<PageProofs> {
+        let protection = Protection::new(self.protection, &self.header.key())?;
+        let pages = self.geometry.page_count();
+        Some(PageProofs::over(pages, protection, &self.words.part(first, PageProofs::words(pages))))
     }
 
     fn disk_copy(&self, journal_first: usize) -> io::Result<DiskCopy> {
@@ -171,7 +191,10 @@ impl Settings {
 }
 
 fn word_count(settings: &Settings) -> usize {
-    HEADER_WORDS + Volume::surviving_words(settings.geometry()) + Journal::words(settings.backlog_pages as usize)
+    let geometry = settings.geometry();
+    let proofs = if settings.has_proofs() { PageProofs::words(geometry.page_count()) } else { 0 };
+    let journal = Journal::words(settings.backlog_pages as usize);
+    HEADER_WORDS + Volume::surviving_words(geometry) + journal + proofs
 }
 
 /// Bytes of the words, up to the page where the contents begin.

@@ -8,6 +8,7 @@ use spillway_fabric::wire::SessionToken;
 
 use super::*;
 use crate::settings::mapping::MappingPolicy;
+use crate::settings::protection::{CheckChoice, SealChoice};
 use crate::settings::redundancy::Redundancy;
 use crate::settings::transport::TransportChoice;
 use crate::settings::wrapper::QueuePairWrapper;
@@ -27,6 +28,8 @@ fn config() -> VolumeConfig {
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
         transport: TransportChoice::Auto,
+        seal: SealChoice::Auto,
+        check: CheckChoice::On,
         mapping: MappingPolicy::OnDemand,
         fill_backing: false,
         donor_wait: Duration::ZERO,
@@ -135,6 +138,7 @@ fn other_settings_are_refused_by_name() {
     assert!(refused(|config| config.size_bytes *= 2).contains("slabs: 8, not 16"));
     assert!(refused(|config| config.slab_size_bytes *= 2).contains("pages: 256, not 512"));
     assert!(refused(|config| config.redundancy.replicas = 1).contains("copies at donors: 2, not 1"));
+    assert!(refused(|config| config.seal = SealChoice::Off).contains("another protection"));
     assert!(refused(|config| config.name.push('x')).contains("another name"));
     assert!(DeviceState::open(kept(&state), &config()).is_ok(), "a refusal changes nothing");
 }

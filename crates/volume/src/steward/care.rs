@@ -56,6 +56,9 @@ impl Steward {
         // The slab after one with pages was mapped ahead, and is kept.
         let mut ahead = false;
         for (slab, finding) in (0..).map(SlabIndex).zip(findings) {
+            if finding.copies > 0 && self.donors.has_distrusted() {
+                self.leave_distrusted(slab, pages);
+            }
             let kept = std::mem::replace(&mut ahead, finding.stored > 0);
             if finding.stored > 0 || (finding.copies > 0 && kept) {
                 self.care.empty_since[slab.0 as usize] = None;
@@ -87,7 +90,12 @@ impl Steward {
     /// with the least room gets its memory back.
     fn give_back_excess(&mut self, slab: SlabIndex, pages: &dyn Pages) {
         let room = |location: &Location| self.donors.view(location.donor).map_or(0, |view| view.free_bytes);
-        if let Some(location) = pages.locations(slab).into_iter().flatten().min_by_key(room) {
+        if let Some(location) = pages
+            .locations(slab)
+            .into_iter()
+            .flatten()
+            .min_by_key(|location| (!self.donors.is_distrusted(location.donor), room(location)))
+        {
             self.moving.give_back(slab, location);
         }
     }

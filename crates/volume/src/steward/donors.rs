@@ -5,7 +5,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use spillway_fabric::control::message::Message;
@@ -35,6 +35,8 @@ pub struct DonorView {
     pub is_silent: bool,
     /// It is to be used no more, and gets no slab.
     pub is_leaving: bool,
+    /// It sent too many pages that are not what was written; it gets no slab.
+    pub is_distrusted: bool,
     /// When it was last asked for its room, or spoke of it.
     asked: Instant,
 }
@@ -45,6 +47,8 @@ pub struct Donors {
     open: BTreeMap<DonorSlot, DonorView>,
     /// Those that are to be used no more, with a session or without; and whether it was said that they are empty.
     leaving: BTreeMap<DonorSlot, bool>,
+    /// Donors that are not trusted any more, whatever their session.
+    distrusted: BTreeSet<DonorSlot>,
     next_request: u32,
     /// What [`Donors::has_room`] said last: decides how often donors are asked.
     is_room_known: bool,
@@ -56,8 +60,19 @@ impl Donors {
         let Link { session, identity, free_bytes, slabs_held, site } = link;
         let (refused_until, is_silent, asked) = (None, false, now);
         let is_leaving = self.leaving.contains_key(&donor);
-        let view =
-            DonorView { session, identity, free_bytes, slabs_held, site, refused_until, is_silent, is_leaving, asked };
+        let is_distrusted = self.is_distrusted(donor);
+        let view = DonorView {
+            session,
+            identity,
+            free_bytes,
+            slabs_held,
+            site,
+            refused_until,
+            is_silent,
+            is_leaving,
+            is_distrusted,
+            asked,
+        };
         self.open.insert(donor, view);
     }
 
@@ -92,6 +107,24 @@ impl Donors {
         if let Some(is_told) = self.leaving.get_mut(&donor) {
             *is_told = true;
         }
+    }
+
+    /// It is not trusted any more.
+    pub fn distrust(&mut self, donor: DonorSlot) {
+        self.distrusted.insert(donor);
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.is_distrusted = true;
+        }
+    }
+
+    /// Whether it is not trusted any more.
+    pub fn is_distrusted(&self, donor: DonorSlot) -> bool {
+        self.distrusted.contains(&donor)
+    }
+
+    /// Whether some donor is not trusted.
+    pub fn has_distrusted(&self) -> bool {
+        !self.distrusted.is_empty()
     }
 
     /// It says nothing, or was heard again.
@@ -185,7 +218,8 @@ impl Donors {
     pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
         let may_lend = |view: &DonorView| {
             let is_waited_for = !has_disk && view.is_silent;
-            view.free_bytes >= slab_size_bytes && !view.is_leaving && (!view.is_refused(now) || is_waited_for)
+            let may_be_used = !view.is_leaving && !view.is_distrusted;
+            may_be_used && view.free_bytes >= slab_size_bytes && (!view.is_refused(now) || is_waited_for)
         };
         self.is_room_known = self.open.values().any(may_lend);
         self.is_room_known

@@ -115,6 +115,11 @@ pub enum Input {
         /// Whether.
         is_silent: bool,
     },
+    /// The donor sent too many pages that are not what was written: it gets no slab any more, and its slabs leave it.
+    Distrusted {
+        /// Which.
+        donor: DonorSlot,
+    },
     /// The donor said something about slabs.
     Message {
         /// Which.
@@ -316,6 +321,10 @@ impl Steward {
             Input::Added { donor } => self.remain(donor),
             Input::Removed { donor } => self.leave(donor),
             Input::Silent { donor, is_silent } => self.donors.silent(donor, is_silent),
+            Input::Distrusted { donor } => {
+                self.donors.distrust(donor);
+                (0..pages.slab_count()).for_each(|slab| self.leave_distrusted(SlabIndex(slab), pages));
+            }
             Input::Message { donor, session, message } => {
                 if self.donors.session(donor) == Some(session) {
                     self.hear(now, donor, session, message, pages);
@@ -372,6 +381,15 @@ impl Steward {
         // Released meanwhile, or recalled twice.
         let Some(slab) = pages.find(location) else { return };
         self.bring_away(slab, location, Reason::Recall);
+    }
+
+    /// Copies of `slab` at donors that are not trusted are moved to others, as if these wanted them back.
+    fn leave_distrusted(&mut self, slab: SlabIndex, pages: &dyn Pages) {
+        for location in pages.locations(slab).into_iter().flatten() {
+            if self.donors.is_distrusted(location.donor) {
+                self.bring_away(slab, location, Reason::Recall);
+            }
+        }
     }
 
     fn bring_away(&mut self, slab: SlabIndex, location: Location, reason: Reason) {

@@ -368,7 +368,8 @@ impl Placement {
         let size_bytes = context.pages.slab_size_bytes();
         let is_taken = |donor, identity| taken.contains(&donor) || identities.contains(&identity);
         let fits = |(donor, view): &(DonorSlot, &super::donors::DonorView)| {
-            let may_lend = view.free_bytes >= size_bytes && !view.is_leaving && !view.is_refused(context.now);
+            let may_be_used = !view.is_leaving && !view.is_distrusted;
+            let may_lend = may_be_used && view.free_bytes >= size_bytes && !view.is_refused(context.now);
             may_lend && !is_taken(*donor, view.identity)
         };
         let stays = |location: &&Location| self.purpose != Purpose::Move || Some(location.donor) != self.leaving;

@@ -15,6 +15,11 @@ use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, R
 use spillway_fabric::units::{SlabHandle, Tag};
 use spillway_sys::event::EventFd;
 
+use crate::protection::{Protection, ProtectionKind, VOLUME_KEY_BYTES};
+use crate::slab_map::Volume;
+use crate::slab_map::proofs::PageProofs;
+use crate::slab_map::words::Words;
+
 /// What a donor (or the disk) holds.
 #[derive(Clone, Default)]
 pub struct Store {
@@ -33,6 +38,14 @@ pub struct Store {
 
 /// A store that a test and its queue pairs share.
 pub type SharedStore = Arc<Mutex<Store>>;
+
+/// The same volume, whose pages are protected, in memory of this process.
+pub fn protected(volume: Volume, kind: ProtectionKind) -> Volume {
+    let pages = volume.geometry.page_count();
+    let proofs = Protection::new(kind, &[7; VOLUME_KEY_BYTES])
+        .map(|protection| PageProofs::over(pages, protection, &Words::new(PageProofs::words(pages))));
+    volume.with_proofs(proofs)
+}
 
 /// A store with slabs of `slab_size_bytes`.
 pub fn store(slab_size_bytes: usize) -> SharedStore {

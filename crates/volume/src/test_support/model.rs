@@ -24,8 +24,13 @@ pub fn request(slot: usize, operation: BlockOperation, first: u64, count: u64) -
     BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page, priority: Priority::Demand }
 }
 
-/// What write `number` gives `page`: no other page, and no other write, has it.
+/// What write `number` gives `page`: no other page, and no other write, has it. Every third write gives each page one
+/// word over and over.
 pub fn content(page: u64, number: u32) -> Vec<u8> {
+    if number.is_multiple_of(3) {
+        let word = page << 32 | u64::from(number);
+        return word.rotate_left(32).to_le_bytes().repeat(PAGE_SIZE_BYTES / 8);
+    }
     let mut bytes = vec![number as u8; PAGE_SIZE_BYTES];
     bytes[..8].copy_from_slice(&page.to_le_bytes());
     bytes[PAGE_SIZE_BYTES - 4..].copy_from_slice(&number.to_le_bytes());

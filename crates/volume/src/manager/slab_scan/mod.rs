@@ -13,6 +13,7 @@ use crate::manager::decisions::PlaceJob;
 use crate::manager::mapping::place;
 use crate::manager::{ManagerState, link};
 use crate::slab_map::slab_entry::Location;
+use crate::slab_map::trust::FailureNews;
 use crate::steward::Input;
 use crate::steward::care::Finding;
 
@@ -28,7 +29,8 @@ pub fn examine(shared: &ManagerState, slab: SlabIndex, connected: u64) -> Findin
         let missed =
             |copy_index: usize| if locations[copy_index].is_some() { stored & !word.copies[copy_index] } else { 0 };
         finding.stored += u64::from(stored.count_ones());
-        finding.missing += u64::from((0..COPIES_MAX).fold(0, |all, copy_index| all | missed(copy_index)).count_ones());
+        let missing = (0..COPIES_MAX).fold(shared.volume.in_doubt(first), |all, copy_index| all | missed(copy_index));
+        finding.missing += u64::from(missing.count_ones());
         finding.lost += u64::from((word.lost & !stored).count_ones());
     }
     finding
@@ -44,6 +46,7 @@ pub fn run(shared: &ManagerState) {
                 link::reset(&donor, "requests to it failed");
             }
         }
+        tell_wrong_pages(shared);
         tell_wanted(shared);
         if shared.decisions.wake_at().is_some_and(|at| at <= Instant::now()) {
             shared.decide(Input::Tick);
@@ -73,6 +76,23 @@ fn wait(shared: &ManagerState, next_look: Instant) {
     // An interrupted wait is a short one.
     let _ = poll(&mut waits, Some(&timeout));
     shared.volume.manager_event.clear();
+}
+
+/// Says which donors sent pages that are not what was written, and has slabs moved away from those that are not
+/// trusted any more.
+fn tell_wrong_pages(shared: &ManagerState) {
+    for FailureNews { donor, pages, page, is_distrusted } in shared.volume.trust.take_news() {
+        let Some(donor) = donor else {
+            tracing::error!("{pages} pages from the backing file are not what was written, the last one page {page}");
+            continue;
+        };
+        let address = &shared.donors[usize::from(donor.0)].address;
+        tracing::error!("donor {address} sent {pages} pages that are not what was written, the last one page {page}");
+        if is_distrusted {
+            tracing::error!("donor {address} is not trusted any more: its slabs are moved to others");
+            shared.decide(Input::Distrusted { donor });
+        }
+    }
 }
 
 /// Tells the Steward which slabs requests wait for.

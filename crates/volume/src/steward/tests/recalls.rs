@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use spillway_fabric::units::{SlabHandle, SlabIndex};
 
-use super::super::Note;
+use super::super::{Input, Note};
 use super::world::World;
 use crate::limits::RECALL_RETRY_PAUSE;
 use crate::slab_map::slab_entry::DonorSlot;
@@ -37,6 +37,33 @@ fn a_recalled_slab_is_moved_with_its_pages() {
     assert!((0..4).all(|slab| world.slab(slab).is_stored && world.slab(slab).has_pages.contains(&true)));
     assert_eq!(world.steward.recalls_under_way(), 0);
     world.check_settled();
+}
+
+#[test]
+fn slabs_leave_a_donor_that_is_not_trusted_and_it_gets_no_more() {
+    let mut world = filled(1, false, 4, &[9, 9, 9]);
+    let donor = usize::from(world.holders(2)[0]);
+    world.feed(Input::Distrusted { donor: DonorSlot(donor as u16) });
+    world.settle();
+    assert!(world.donors[donor].lent.is_empty() && world.migrating.is_empty());
+    assert!((0..4).all(|slab| world.slab(slab).is_stored && world.slab(slab).has_pages.contains(&true)));
+    // A new session changes nothing, and neither does a lack of room elsewhere.
+    world.lose(donor);
+    world.connect(donor);
+    (0..3).filter(|other| *other != donor).for_each(|other| world.lose(other));
+    (0..4).for_each(|slab| world.write(slab));
+    world.pass(Duration::from_secs(5));
+    assert!(world.donors[donor].lent.is_empty() && !world.mapping_possible);
+}
+
+#[test]
+fn a_slab_that_nothing_else_holds_stays_with_a_donor_that_is_not_trusted() {
+    let mut world = filled(1, false, 2, &[9]);
+    world.feed(Input::Distrusted { donor: DonorSlot(0) });
+    world.settle();
+    assert_eq!(world.donors[0].lent.len(), 2, "its pages may be right yet");
+    world.pass(3 * RECALL_RETRY_PAUSE);
+    assert_eq!((world.steward.recalls_under_way(), world.donors[0].lent.len()), (2, 2));
 }
 
 #[test]

@@ -1,0 +1,103 @@
+//! What an engine keeps to protect pages: for each page of the requests under way its proof and where it lies, and
+//! room for one page.
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES};
+
+use super::active::{Active, Segment};
+use crate::protection::{PageBytes, PageProof};
+use crate::slab_map::page_index::PageIndex;
+use crate::slab_map::proofs::ProofWriter;
+
+/// Where the content of a page of a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// In its proof, or nowhere: nothing is to be compared.
+    Here,
+    /// Written: at donors and on disk. Read: in the copy with this index.
+    Copy(usize),
+    /// On the disk.
+    Disk,
+}
+
+/// See the module text.
+pub(super) struct Proving {
+    /// This thread, where proofs are changed.
+    pub(super) writer: ProofWriter,
+    /// A page as it leaves and comes back.
+    pub(super) bytes: Box<PageBytes>,
+    /// A page's content.
+    pub(super) content: Box<PageBytes>,
+    slot_pages: usize,
+    /// By slot, and page of its buffer.
+    pages: Box<[(PageProof, Origin)]>,
+}
+
+impl Proving {
+    /// For requests whose buffers are the slots of `pool`.
+    pub(super) fn new(writer: ProofWriter, pool: &BufferPool) -> Self {
+        let slot_pages = pool.slot_size_bytes() / PAGE_SIZE_BYTES;
+        let pages = vec![(PageProof::NONE, Origin::Here); slot_pages * pool.slot_count()].into_boxed_slice();
+        let page = || Box::new([0; PAGE_SIZE_BYTES]);
+        Self { writer, bytes: page(), content: page(), slot_pages, pages }
+    }
+
+    /// Notes the proof and origin of `page` of the segment of `active`.
+    pub(super) fn note(&mut self, active: &Active, page: PageIndex, proof: PageProof, origin: Origin) {
+        self.pages[self.place(active.slot, &active.segment, page)] = (proof, origin);
+    }
+
+    /// What was noted of `page`.
+    pub(super) fn noted(&self, active: &Active, page: PageIndex) -> (PageProof, Origin) {
+        self.pages[self.place(active.slot, &active.segment, page)]
+    }
+
+    /// The proofs of the `count` pages from `first` on go to `proofs`.
+    pub(super) fn proofs(&self, active: &Active, first: PageIndex, proofs: &mut [PageProof]) {
+        let place = self.place(active.slot, &active.segment, first);
+        proofs.iter_mut().zip(&self.pages[place..]).for_each(|(proof, noted)| *proof = noted.0);
+    }
+
+    fn place(&self, slot: usize, segment: &Segment, page: PageIndex) -> usize {
+        let page = segment.buffer_offset_bytes as usize / PAGE_SIZE_BYTES + (page - segment.first) as usize;
+        assert!(page < self.slot_pages, "a page lies in its request's buffer");
+        slot * self.slot_pages + page
+    }
+}
+
+/// The pages of a written segment that go out, in runs: the first from `from` on, and how many.
+pub(super) fn next_stored_run(active: &Active, proving: Option<&Proving>, from: PageIndex) -> Option<(PageIndex, u64)> {
+    let end = active.segment.first + active.segment.count;
+    let Some(proving) = proving else { return (from < end).then(|| (from, end - from)) };
+    let is_stored = |page: &PageIndex| proving.noted(active, *page).1 != Origin::Here;
+    let first = from.up_to(end).find(is_stored)?;
+    let count = first.up_to(end).take_while(is_stored).count() as u64;
+    Some((first, count))
+}
+
+/// The same for pages whose proof is their content.
+pub(super) fn next_same_run(active: &Active, proving: &Proving, from: PageIndex) -> Option<(PageIndex, u64)> {
+    let end = active.segment.first + active.segment.count;
+    let is_same = |page: &PageIndex| proving.noted(active, *page).1 == Origin::Here;
+    let first = from.up_to(end).find(is_same)?;
+    let count = first.up_to(end).take_while(is_same).count() as u64;
+    Some((first, count))
+}
+
+/// What leaves for the `count` pages from `page` on of a written segment: its buffer, or the buffer's twin.
+pub(super) fn outgoing(
+    active: &Active,
+    pool: &BufferPool,
+    is_sealing: bool,
+    page: PageIndex,
+    count: u64,
+) -> BufferRange {
+    let buffer = active.buffer(pool, page, count);
+    match pool.twin(active.slot) {
+        Some(twin) if is_sealing => {
+            let offset_bytes = buffer.offset_bytes - pool.slot(active.slot).offset_bytes;
+            twin.part(offset_bytes as usize, buffer.length_bytes as usize)
+        }
+        _ => buffer,
+    }
+}
