@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 71] = [
+const DECISIONS: [&str; 75] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -233,6 +233,10 @@ const DECISIONS: [&str; 71] = [
     "crates/volume/src/engine/read.rs",
     "crates/volume/src/engine/write.rs",
     "crates/volume/src/engine/discard.rs",
+    "crates/volume/src/engine/sealing.rs",
+    "crates/volume/src/engine/verify.rs",
+    "crates/volume/src/slab_map/proofs.rs",
+    "crates/volume/src/slab_map/trust.rs",
     "crates/donor/src/lender/mod.rs",
     "crates/donor/src/lender/admission.rs",
     "crates/donor/src/lender/capacity.rs",

@@ -100,7 +100,7 @@ impl World {
                 backing: redundancy.disk.then(|| world.directory.path().join("backing")),
                 mapping,
                 transport: TransportChoice::Auto,
-                seal: SealChoice::Auto,
+                seal: if over_tcp { SealChoice::On } else { SealChoice::Auto },
                 check: CheckChoice::On,
                 // With random writes at the same time.
                 fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,

@@ -48,6 +48,10 @@ impl World {
     }
 
     fn alone(budget_mebibytes: u64) -> Self {
+        Self::with(budget_mebibytes, SealChoice::Auto)
+    }
+
+    fn with(budget_mebibytes: u64, seal: SealChoice) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("donor.sock");
         let donor = Donor::start(DonorConfig {
@@ -71,7 +75,7 @@ impl World {
             redundancy: Redundancy::NONE,
             backing: None,
             transport: TransportChoice::Auto,
-            seal: SealChoice::Auto,
+            seal,
             check: CheckChoice::On,
             keep_awake: KeepAwake::default(),
             slab_size_bytes: 32 * MEBIBYTE,
@@ -204,6 +208,17 @@ fn a_program_four_times_its_budget_gives_exact_output() {
     let world = World::new(64);
     world.check("fill", &["256", "1"], "65536 pages, 0 wrong words\n");
     let report = world.pager.statistics();
+    assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
+}
+
+/// Staged pages are read while what was made of them is sent.
+#[test]
+fn a_program_gives_exact_output_with_sealed_pages() {
+    let beside = ALONE.read().unwrap_or_else(PoisonError::into_inner);
+    let world = World { _beside: Some(beside), ..World::with(64, SealChoice::On) };
+    world.check("fill", &["256", "1"], "65536 pages, 0 wrong words\n");
+    let (status, report) = (world.pager.status().device, world.pager.statistics());
+    assert_eq!((status.protection.as_str(), status.donors[0].wrong_pages), ("sealed", 0));
     assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
 }
 

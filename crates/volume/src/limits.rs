@@ -170,6 +170,16 @@ pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 /// Threads that change proofs of pages: an engine for each I/O thread.
 pub const PROOF_WRITERS_MAX: usize = 256;
 
+/// Proofs of contents that are on their way to donors, at most, where no disk copy tells after a crash which content a
+/// page has: 192 KiB of words, for as many pages as eight I/O threads have in flight.
+pub const INTENTS_MAX: usize = 8192;
+
+/// The same at least: two requests of the largest size.
+pub const INTENTS_MIN: usize = 2 * REQUEST_PAGES_MAX;
+
+/// Between these, one intent for so many pages of the volume.
+pub const PAGES_PER_INTENT: usize = 16;
+
 /// A donor from which so many pages failed their check is not trusted any more: broken memory shows again and again,
 /// and one page may be a bit that a cosmic ray flipped.
 pub const DISTRUSTED_AFTER_PAGES: u64 = 8;

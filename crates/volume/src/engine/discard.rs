@@ -27,6 +27,10 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     if !volume.bits.try_acquire(first, count) {
         return Step::Park;
     }
+    if volume.is_in_doubt(first, count) {
+        volume.bits.release(first, count);
+        return Step::Park;
+    }
     active.enter(volume);
     for copy_index in 0..COPIES_MAX {
         let stored = volume.bits.any(Bit::Copy(copy_index), first, count);
@@ -41,7 +45,6 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     volume.bits.clear(Bit::Lost, first, count);
     if let Some(proofs) = &volume.proofs {
         proofs.clear(first, count);
-        volume.bits.clear(Bit::Writing, first, count);
     }
     active.stage = Stage::Moving;
     advance(active, context)

@@ -7,7 +7,7 @@ use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES};
 use super::active::{Active, Segment};
 use crate::protection::{PageBytes, PageProof};
 use crate::slab_map::page_index::PageIndex;
-use crate::slab_map::proofs::ProofWriter;
+use crate::slab_map::proofs::{Intent, PageProofs, ProofWriter};
 
 /// Where the content of a page of a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(super) struct Proving {
     slot_pages: usize,
     /// By slot, and page of its buffer.
     pages: Box<[(PageProof, Origin)]>,
+    /// Of written pages without a disk copy, by slot and page of its buffer.
+    intents: Box<[Option<Intent>]>,
 }
 
 impl Proving {
@@ -39,7 +41,8 @@ impl Proving {
         let slot_pages = pool.slot_size_bytes() / PAGE_SIZE_BYTES;
         let pages = vec![(PageProof::NONE, Origin::Here); slot_pages * pool.slot_count()].into_boxed_slice();
         let page = || Box::new([0; PAGE_SIZE_BYTES]);
-        Self { writer, bytes: page(), content: page(), slot_pages, pages }
+        let intents = vec![None; pages.len()].into_boxed_slice();
+        Self { writer, bytes: page(), content: page(), slot_pages, pages, intents }
     }
 
     /// Notes the proof and origin of `page` of the segment of `active`.
@@ -56,6 +59,34 @@ impl Proving {
     pub(super) fn proofs(&self, active: &Active, first: PageIndex, proofs: &mut [PageProof]) {
         let place = self.place(active.slot, &active.segment, first);
         proofs.iter_mut().zip(&self.pages[place..]).for_each(|(proof, noted)| *proof = noted.0);
+    }
+
+    /// Notes in `proofs` what the segment is about to make of its pages. False without room.
+    pub(super) fn intend(&mut self, active: &Active, proofs: &PageProofs) -> bool {
+        let places = self.stored_places(active);
+        let (pages, intents) = (&self.pages, &mut self.intents);
+        let is_stored = |place: &usize| pages[*place].1 != Origin::Here;
+        let mut next = places.clone().filter(is_stored);
+        let count = places.clone().filter(is_stored).count() as u64;
+        proofs.reserve_intents(count, |intent| {
+            let place = next.next().expect("an intent for each page");
+            let page = active.segment.first + (place - places.start) as u64;
+            proofs.intend(intent, page, pages[place].0);
+            intents[place] = Some(intent);
+        })
+    }
+
+    /// Forgets what was noted so.
+    pub(super) fn forget_intents(&mut self, active: &Active, proofs: &PageProofs) {
+        let places = self.stored_places(active);
+        if self.intents[places.clone()].iter().any(Option::is_some) {
+            proofs.forget_intents(self.intents[places].iter_mut().filter_map(Option::take));
+        }
+    }
+
+    fn stored_places(&self, active: &Active) -> std::ops::Range<usize> {
+        let first = self.place(active.slot, &active.segment, active.segment.first);
+        first..first + active.segment.count as usize
     }
 
     fn place(&self, slot: usize, segment: &Segment, page: PageIndex) -> usize {

@@ -6,8 +6,8 @@
 //! at fault. If the page has another copy, its bit at this source is cleared, and the read starts again. If it has
 //! none, the read fails.
 //!
-//! A page whose write a dead process did not end keeps its `Writing` mark: donors may hold either content then, and
-//! none is blamed.
+//! A page whose write a dead process did not end keeps its `Writing` mark until the mover has found out which content
+//! donors hold ([`crate::manager::refill`]). Its readers wait, and no donor is blamed.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -88,11 +88,13 @@ pub(super) fn refuse(
         return Verified::Again;
     }
     let is_in_doubt = bits.any(Bit::Writing, page, 1);
-    if !is_in_doubt {
-        volume.report_wrong_page(donor, page);
+    if is_in_doubt {
+        // Until the mover has found out what a dead process left of it, the page is waited for.
+        return Verified::Again;
     }
+    volume.report_wrong_page(donor, page);
     let has_other = bits.word(page).stored_besides(bit) & (1 << (page.0 % 64)) != 0;
-    let is_given_up = !is_in_doubt && donor.is_some_and(|donor| volume.trust.is_distrusted(donor));
+    let is_given_up = donor.is_some_and(|donor| volume.trust.is_distrusted(donor));
     if !has_other && is_given_up {
         // Its slab can leave that donor then.
         bits.set(Bit::Lost, page, 1);

@@ -38,6 +38,11 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     if !volume.bits.try_acquire(first, count) {
         return Step::Park;
     }
+    if volume.is_in_doubt(first, count) {
+        // The mover finds out what a dead process left of them.
+        volume.bits.release(first, count);
+        return Step::Park;
+    }
     active.enter(volume);
     if next_stored_run(active, context.proving.as_deref(), first).is_none() {
         volume.bits.set(Bit::Writing, first, count);
@@ -72,6 +77,11 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
             return give_up(active, volume);
         }
     } else {
+        if let (Some(proofs), Some(proving)) = (&volume.proofs, context.proving.as_deref_mut())
+            && !proving.intend(active, proofs)
+        {
+            return give_up(active, volume);
+        }
         volume.bits.set(Bit::Writing, first, count);
     }
     active.stage = Stage::Moving;
@@ -198,6 +208,9 @@ fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
     sealing::keep_same_filled(active, context);
     let (first, count) = (active.segment.first, active.segment.count);
     volume.bits.clear(Bit::Writing, first, count);
+    if let (Some(proofs), Some(proving)) = (&volume.proofs, context.proving.as_deref_mut()) {
+        proving.forget_intents(active, proofs);
+    }
     volume.bits.release(first, count);
     active.leave(volume);
     match &volume.disk {

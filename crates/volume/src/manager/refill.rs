@@ -20,10 +20,11 @@ use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddre
 use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::engine::refuse_page;
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
-use crate::protection::PageBytes;
+use crate::protection::{PageBytes, PageProof};
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord, WORD_PAGES};
 use crate::slab_map::page_index::PageIndex;
+use crate::slab_map::proofs::{Intent, PageProofs, ProofWriter};
 use crate::slab_map::slab_entry::{CopyLocations, Location};
 
 /// What one pass over a slab achieved.
@@ -42,6 +43,8 @@ pub struct Refill {
     pool: Arc<BufferPool>,
     /// A page as it came, and its content.
     scratch: Box<(PageBytes, PageBytes)>,
+    /// Unless pages are plain.
+    writer: Option<ProofWriter>,
 }
 
 /// Where pages of a batch can be read: in a copy, or on the disk.
@@ -62,7 +65,8 @@ impl Refill {
     pub fn new(volume: Arc<Volume>, queue_pairs: QueuePairSet, pool: Arc<BufferPool>) -> Self {
         assert!(pool.slot_size_bytes() == MOVE_BATCH_PAGES * PAGE_SIZE_BYTES, "a batch fills the buffer");
         let scratch = Box::new(([0; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]));
-        Self { volume, queue_pairs, pool, scratch }
+        let writer = volume.proofs.as_ref().map(PageProofs::new_writer);
+        Self { volume, queue_pairs, pool, scratch, writer }
     }
 
     /// Brings the copy at `target` in `copy_index` of `slab` up to date with the others. Stops early, with pages
@@ -167,37 +171,53 @@ impl Refill {
         copied
     }
 
-    /// Finds out which copies of an owned page are right that a dead process was writing, and keeps those. Without any
-    /// the page is lost until it is written again. A copy that cannot be reached now leaves it in doubt.
+    /// Finds out which content the copies of an owned page hold that a dead process was writing: the old one or, where
+    /// no copy has that any more, the new one. Other copies go. Without any the page is lost until it is written again.
+    /// A copy that cannot be reached now leaves it in doubt.
     fn settle(&mut self, page: PageIndex, slab: SlabIndex, locations: &CopyLocations) {
         let volume = Arc::clone(&self.volume);
-        let Some(proofs) = &volume.proofs else { return };
-        if !volume.bits.any(Bit::Writing, page, 1) {
+        let (Some(proofs), Some(writer)) = (&volume.proofs, self.writer) else { return };
+        if !volume.is_in_doubt(page, 1) {
             return;
         }
-        let buffer = self.pool.slot(0).part(0, PAGE_SIZE_BYTES);
-        let offset_bytes = volume.geometry.offset_in_slab_bytes(page);
-        let (mut wrong, mut has_right) = ([false; COPIES_MAX], false);
+        let intended: Vec<(Intent, PageProof)> = proofs.intended(page).collect();
+        let (old, new) = (proofs.load(page), intended.first().map(|(_, proof)| *proof));
+        let mut found = [None; COPIES_MAX];
         for copy_index in (0..COPIES_MAX).filter(|index| volume.bits.any(Bit::Copy(*index), page, 1)) {
             let Some(location) = locations[copy_index] else { return };
-            let from = RemoteAddress { slab: location.handle, offset_bytes };
-            if !self.exchange(Target::Donor(location.donor), Operation::Read, from, buffer) {
+            if !self.read_page(page, location) {
                 return;
             }
             let (bytes, content) = &mut *self.scratch;
-            self.pool.memory().read(buffer.offset_bytes as usize, bytes);
-            let is_right = proofs.protection().restore(page, bytes, proofs.load(page), content);
-            wrong[copy_index] = !is_right;
-            has_right |= is_right;
+            let mut is_of = |proof: &PageProof| proofs.protection().restore(page, bytes, *proof, content);
+            found[copy_index] = Some(old).into_iter().chain(new).find(&mut is_of);
         }
-        if !has_right {
-            tracing::warn!("page {page} of slab {slab} was being written when a process died, and has no copy left");
-            volume.bits.set(Bit::Lost, page, 1);
+        let kept = [Some(old), new].into_iter().flatten().find(|proof| found.contains(&Some(*proof)));
+        match kept {
+            Some(proof) if proof != old => proofs.set(writer, page, proof),
+            Some(_) => {}
+            None => {
+                tracing::warn!("page {page} of slab {slab} was being written when a process died; no copy is whole");
+                volume.bits.set(Bit::Lost, page, 1);
+            }
         }
         (0..COPIES_MAX)
-            .filter(|copy_index| wrong[*copy_index])
+            .filter(|copy_index| kept.is_none() || found[*copy_index] != kept)
             .for_each(|copy_index| volume.bits.clear(Bit::Copy(copy_index), page, 1));
         volume.bits.clear(Bit::Writing, page, 1);
+        proofs.forget_intents(intended.into_iter().map(|(intent, _)| intent));
+    }
+
+    /// Reads one page of a copy into the scratch room; false when that failed.
+    fn read_page(&mut self, page: PageIndex, location: Location) -> bool {
+        let buffer = self.pool.slot(0).part(0, PAGE_SIZE_BYTES);
+        let offset_bytes = self.volume.geometry.offset_in_slab_bytes(page);
+        let from = RemoteAddress { slab: location.handle, offset_bytes };
+        let is_read = self.exchange(Target::Donor(location.donor), Operation::Read, from, buffer);
+        if is_read {
+            self.pool.memory().read(buffer.offset_bytes as usize, &mut self.scratch.0);
+        }
+        is_read
     }
 
     /// Whether page `page` of those that were read is what was written; if not, its source is blamed.

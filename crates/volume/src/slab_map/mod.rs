@@ -42,7 +42,7 @@ use spillway_sys::event::EventFd;
 
 use self::backlog::Backlog;
 use self::donor_latency::DonorLatencies;
-use self::page_bits::{PageBits, WORD_PAGES};
+use self::page_bits::{Bit, PageBits, WORD_PAGES};
 use self::page_index::PageIndex;
 use self::proofs::PageProofs;
 use self::slab_entry::{DonorSlot, SlabEntry};
@@ -271,6 +271,13 @@ impl Volume {
     /// out by their proofs.
     pub fn in_doubt(&self, page: PageIndex) -> u64 {
         if self.proofs.is_some() { self.bits.in_doubt(page) } else { 0 }
+    }
+
+    /// Whether some of the owned pages are in doubt.
+    pub fn is_in_doubt(&self, first: PageIndex, count: u64) -> bool {
+        let is_copied = |page| (0..COPIES_MAX).any(|copy_index| self.bits.any(Bit::Copy(copy_index), page, 1));
+        let is_one = |page| self.bits.any(Bit::Writing, page, 1) && is_copied(page);
+        self.proofs.is_some() && self.bits.any(Bit::Writing, first, count) && first.up_to(first + count).any(is_one)
     }
 
     /// Counts a page from `donor`, or from the disk, that is not what was written, and has it told.

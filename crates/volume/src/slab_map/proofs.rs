@@ -5,6 +5,9 @@
 //! stores leaves the note, and [`PageProofs::undo`] brings the old proof back. A thread that reads a proof while it is
 //! changed may see a mixture: no bytes fit a mixture, and the thread that finds so looks again.
 //!
+//! Where no disk copy tells, donors may hold the old or the new content of a page after a crash. So the proof of the new
+//! one is noted as an *intent* before the page is sent, and the mover finds out which content there is.
+//!
 //! Order of a write, which readers rely on (`crate::engine::verify`): bits that become true are set, then the proof
 //! changes, then bits that are not true any more are cleared. A reader loads the proof first and the bits second.
 //!
@@ -13,8 +16,9 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::limits::PROOF_WRITERS_MAX;
+use crate::limits::{INTENTS_MAX, INTENTS_MIN, PAGES_PER_INTENT, PROOF_WRITERS_MAX};
 use crate::protection::{PageProof, Protection};
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::Words;
@@ -29,12 +33,24 @@ const NO_PAGE: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProofWriter(usize);
 
+/// A place for the proof of a content that is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intent(u32);
+
+/// Intents of a volume.
+fn intent_count(page_count: u64) -> usize {
+    (page_count as usize / PAGES_PER_INTENT).clamp(INTENTS_MIN, INTENTS_MAX)
+}
+
 /// The proofs of a volume and the key they are made with, see the module text.
 #[derive(Debug)]
 pub struct PageProofs {
     protection: Protection,
     proofs: Words,
     notes: Words,
+    /// As notes, of proofs of contents that are on their way.
+    intents: Words,
+    free_intents: Mutex<Vec<Intent>>,
     writers: AtomicUsize,
     same_filled: AtomicU64,
 }
@@ -44,7 +60,15 @@ impl PageProofs {
     pub fn over(page_count: u64, protection: Protection, surviving: &Words) -> Self {
         let proofs = page_count as usize * PROOF_WORDS;
         let notes = surviving.part(proofs, PROOF_WRITERS_MAX * NOTE_WORDS);
+        let count = intent_count(page_count);
+        let intents = surviving.part(proofs + notes.count(), count * NOTE_WORDS);
+        let is_free = |intent: &Intent| intents.load(intent.0 as usize * NOTE_WORDS) == NO_PAGE;
+        let mut free: Vec<Intent> = Vec::with_capacity(count);
+        free.extend((0..count as u32).map(Intent).filter(is_free));
+        let free_intents = Mutex::new(free);
         Self {
+            intents,
+            free_intents,
             protection,
             proofs: surviving.part(0, proofs),
             notes,
@@ -55,7 +79,7 @@ impl PageProofs {
 
     /// Words for `page_count` pages.
     pub fn words(page_count: u64) -> usize {
-        page_count as usize * PROOF_WORDS + PROOF_WRITERS_MAX * NOTE_WORDS
+        page_count as usize * PROOF_WORDS + (PROOF_WRITERS_MAX + intent_count(page_count)) * NOTE_WORDS
     }
 
     /// What makes and compares proofs.
@@ -119,6 +143,58 @@ impl PageProofs {
         }
     }
 
+    /// Gives `take` so many intents, or none of them.
+    pub fn reserve_intents(&self, count: u64, mut take: impl FnMut(Intent)) -> bool {
+        let mut free = self.free_intents();
+        let rest = free.len().checked_sub(count as usize);
+        rest.is_some_and(|rest| {
+            free.drain(rest..).for_each(&mut take);
+            true
+        })
+    }
+
+    /// Notes that `page` is about to get a content with `proof`.
+    pub fn intend(&self, intent: Intent, page: PageIndex, PageProof([first, second]): PageProof) {
+        let note = intent.0 as usize * NOTE_WORDS;
+        self.intents.store(note + 1, first);
+        self.intents.store(note + 2, second);
+        self.intents.store(note, page.0 + 1);
+    }
+
+    /// The content is there, or nowhere: the page's proof says which.
+    pub fn forget_intents(&self, intents: impl Iterator<Item = Intent>) {
+        let mut free = self.free_intents();
+        for intent in intents {
+            self.intents.store(intent.0 as usize * NOTE_WORDS, NO_PAGE);
+            free.push(intent);
+        }
+    }
+
+    /// The proofs that contents of `page` may have besides its own, with their intents.
+    pub fn intended(&self, page: PageIndex) -> impl Iterator<Item = (Intent, PageProof)> {
+        self.noted_intents().filter(move |(_, noted, _)| *noted == page).map(|(intent, _, proof)| (intent, proof))
+    }
+
+    /// Forgets intents of a dead process for pages that are not in doubt. No other thread uses them yet.
+    pub fn forget_settled_intents(&self, is_in_doubt: impl Fn(PageIndex) -> bool) {
+        let settled: Vec<Intent> =
+            self.noted_intents().filter(|(_, page, _)| !is_in_doubt(*page)).map(|(intent, ..)| intent).collect();
+        self.forget_intents(settled.into_iter());
+    }
+
+    fn noted_intents(&self) -> impl Iterator<Item = (Intent, PageIndex, PageProof)> {
+        (0..self.intents.count() / NOTE_WORDS).filter_map(|number| {
+            let note = number * NOTE_WORDS;
+            let page = PageIndex(self.intents.load(note).checked_sub(1)?);
+            let proof = PageProof([self.intents.load(note + 1), self.intents.load(note + 2)]);
+            Some((Intent(number as u32), page, proof))
+        })
+    }
+
+    fn free_intents(&self) -> MutexGuard<'_, Vec<Intent>> {
+        self.free_intents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Brings proofs back that a dead process was changing. Before any other thread uses them.
     pub fn undo(&self) {
         for note in (0..PROOF_WRITERS_MAX).map(|writer| writer * NOTE_WORDS) {
@@ -178,6 +254,24 @@ mod tests {
             assert_eq!(proofs.load(PAGE), new);
         }
         assert_eq!(found, [old; 6], "until the note is gone");
+    }
+
+    #[test]
+    fn intents_are_found_by_the_next_process_until_they_are_settled() {
+        let words = Words::new(PageProofs::words(PAGES));
+        let proofs = over(&words);
+        let mut taken = Vec::new();
+        assert!(proofs.reserve_intents(2, |intent| taken.push(intent)) && taken.len() == 2);
+        proofs.intend(taken[0], PAGE, PageProof([1, 2]));
+        proofs.intend(taken[1], PageIndex(6), PageProof([3, 4]));
+        assert!(!proofs.reserve_intents(INTENTS_MIN as u64 - 1, |_| panic!("all or none")));
+        let next = over(&words);
+        next.forget_settled_intents(|page| page == PAGE);
+        assert_eq!(next.intended(PAGE).map(|(_, proof)| proof).collect::<Vec<_>>(), [PageProof([1, 2])]);
+        assert_eq!(next.intended(PageIndex(6)).count(), 0);
+        assert!(!next.reserve_intents(INTENTS_MIN as u64, |_| {}));
+        next.forget_intents(next.intended(PAGE).map(|(intent, _)| intent).collect::<Vec<_>>().into_iter());
+        assert!(next.reserve_intents(INTENTS_MIN as u64, |_| {}));
     }
 
     #[test]

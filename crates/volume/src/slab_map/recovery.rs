@@ -99,6 +99,9 @@ impl Volume {
                 self.bits.release(first, 64);
             }
         }
+        if let Some(proofs) = &self.proofs {
+            proofs.forget_settled_intents(|page| self.bits.any(Bit::Writing, page, 1));
+        }
         settled
     }
 
@@ -137,8 +140,11 @@ impl Volume {
         } else if is_local {
             return false;
         } else if proofs.load(page) != PageProof::NONE {
-            // Some donors may have the new content, which the proof is not of: readers find out. The mark stays, so
-            // that no donor is blamed for it, until the page is written or discarded.
+            if self.disk.is_some() {
+                // Nothing was sent: the backlog comes first.
+                self.bits.clear(Bit::Writing, page, 1);
+            }
+            // Without a disk some donors may have the new content. The mark stays until the mover has looked.
             return true;
         }
         (0..COPIES_MAX).for_each(|copy_index| self.bits.clear(Bit::Copy(copy_index), page, 1));
