@@ -12,6 +12,7 @@ use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddre
 
 use super::proving::Proving;
 use super::queue_pairs::QueuePairSet;
+use super::segment::Segment;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::admission::Ticket;
 use crate::slab_map::gate::Pass;
@@ -27,18 +28,6 @@ pub(super) struct Context<'a> {
     /// Unless pages are plain.
     pub(super) proving: Option<&'a mut Proving>,
     pub(super) now: Instant,
-}
-
-/// The part of a request that lies in one slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
-    pub(super) slab: SlabIndex,
-    /// First page, of the volume.
-    pub(super) first: PageIndex,
-    /// Pages.
-    pub(super) count: u64,
-    /// Where its data lies in the request's buffer.
-    pub(super) buffer_offset_bytes: u64,
 }
 
 /// What a request is doing.

@@ -19,6 +19,7 @@ mod proving;
 pub mod queue_pairs;
 mod read;
 mod sealing;
+mod segment;
 mod verify;
 mod write;
 

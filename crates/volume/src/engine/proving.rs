@@ -2,9 +2,9 @@
 //! room for one page.
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use super::active::{Active, Segment};
+use super::segment::Segment;
 use crate::protection::{PageBytes, PageProof};
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::proofs::{Intent, PageProofs, ProofWriter};
@@ -45,90 +45,53 @@ impl Proving {
         Self { writer, bytes: page(), content: page(), slot_pages, pages, intents }
     }
 
-    /// Notes the proof and origin of `page` of the segment of `active`.
-    pub(super) fn note(&mut self, active: &Active, page: PageIndex, proof: PageProof, origin: Origin) {
-        self.pages[self.place(active.slot, &active.segment, page)] = (proof, origin);
+    /// Notes the proof and origin of `page` of the segment in the buffer of `slot`.
+    pub(super) fn note(&mut self, slot: usize, segment: &Segment, page: PageIndex, proof: PageProof, origin: Origin) {
+        self.pages[self.place(slot, segment, page)] = (proof, origin);
     }
 
     /// What was noted of `page`.
-    pub(super) fn noted(&self, active: &Active, page: PageIndex) -> (PageProof, Origin) {
-        self.pages[self.place(active.slot, &active.segment, page)]
+    pub(super) fn noted(&self, slot: usize, segment: &Segment, page: PageIndex) -> (PageProof, Origin) {
+        self.pages[self.place(slot, segment, page)]
     }
 
     /// The proofs of the `count` pages from `first` on go to `proofs`.
-    pub(super) fn proofs(&self, active: &Active, first: PageIndex, proofs: &mut [PageProof]) {
-        let place = self.place(active.slot, &active.segment, first);
+    pub(super) fn proofs(&self, slot: usize, segment: &Segment, first: PageIndex, proofs: &mut [PageProof]) {
+        let place = self.place(slot, segment, first);
         proofs.iter_mut().zip(&self.pages[place..]).for_each(|(proof, noted)| *proof = noted.0);
     }
 
     /// Notes in `proofs` what the segment is about to make of its pages. False without room.
-    pub(super) fn intend(&mut self, active: &Active, proofs: &PageProofs) -> bool {
-        let places = self.stored_places(active);
+    pub(super) fn intend(&mut self, slot: usize, segment: &Segment, proofs: &PageProofs) -> bool {
+        let places = self.stored_places(slot, segment);
         let (pages, intents) = (&self.pages, &mut self.intents);
         let is_stored = |place: &usize| pages[*place].1 != Origin::Here;
         let mut next = places.clone().filter(is_stored);
         let count = places.clone().filter(is_stored).count() as u64;
         proofs.reserve_intents(count, |intent| {
             let place = next.next().expect("an intent for each page");
-            let page = active.segment.first + (place - places.start) as u64;
+            let page = segment.first + (place - places.start) as u64;
             proofs.intend(intent, page, pages[place].0);
             intents[place] = Some(intent);
         })
     }
 
     /// Forgets what was noted so.
-    pub(super) fn forget_intents(&mut self, active: &Active, proofs: &PageProofs) {
-        let places = self.stored_places(active);
+    pub(super) fn forget_intents(&mut self, slot: usize, segment: &Segment, proofs: &PageProofs) {
+        let places = self.stored_places(slot, segment);
         if self.intents[places.clone()].iter().any(Option::is_some) {
             proofs.forget_intents(self.intents[places].iter_mut().filter_map(Option::take));
         }
     }
 
-    fn stored_places(&self, active: &Active) -> std::ops::Range<usize> {
-        let first = self.place(active.slot, &active.segment, active.segment.first);
-        first..first + active.segment.count as usize
+    fn stored_places(&self, slot: usize, segment: &Segment) -> std::ops::Range<usize> {
+        let first = self.place(slot, segment, segment.first);
+        first..first + segment.count as usize
     }
 
     fn place(&self, slot: usize, segment: &Segment, page: PageIndex) -> usize {
         let page = segment.buffer_offset_bytes as usize / PAGE_SIZE_BYTES + (page - segment.first) as usize;
         assert!(page < self.slot_pages, "a page lies in its request's buffer");
         slot * self.slot_pages + page
-    }
-}
-
-/// The pages of a written segment that go out, in runs: the first from `from` on, and how many.
-pub(super) fn next_stored_run(active: &Active, proving: Option<&Proving>, from: PageIndex) -> Option<(PageIndex, u64)> {
-    let end = active.segment.first + active.segment.count;
-    let Some(proving) = proving else { return (from < end).then(|| (from, end - from)) };
-    let is_stored = |page: &PageIndex| proving.noted(active, *page).1 != Origin::Here;
-    let first = from.up_to(end).find(is_stored)?;
-    let count = first.up_to(end).take_while(is_stored).count() as u64;
-    Some((first, count))
-}
-
-/// The same for pages whose proof is their content.
-pub(super) fn next_same_run(active: &Active, proving: &Proving, from: PageIndex) -> Option<(PageIndex, u64)> {
-    let end = active.segment.first + active.segment.count;
-    let is_same = |page: &PageIndex| proving.noted(active, *page).1 == Origin::Here;
-    let first = from.up_to(end).find(is_same)?;
-    let count = first.up_to(end).take_while(is_same).count() as u64;
-    Some((first, count))
-}
-
-/// What leaves for the `count` pages from `page` on of a written segment: its buffer, or the buffer's twin.
-pub(super) fn outgoing(
-    active: &Active,
-    pool: &BufferPool,
-    is_sealing: bool,
-    page: PageIndex,
-    count: u64,
-) -> BufferRange {
-    let buffer = active.buffer(pool, page, count);
-    match pool.twin(active.slot) {
-        Some(twin) if is_sealing => {
-            let offset_bytes = buffer.offset_bytes - pool.slot(active.slot).offset_bytes;
-            twin.part(offset_bytes as usize, buffer.length_bytes as usize)
-        }
-        _ => buffer,
     }
 }

@@ -172,14 +172,14 @@ fn note_proofs(active: &Active, context: &mut Context<'_>, page: PageIndex, end:
     let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref_mut()) else { return };
     let word_end = PageIndex((page.0 / WORD_PAGES + 1) * WORD_PAGES);
     for page in page.up_to(end.min(word_end)) {
-        proving.note(active, page, proofs.load(page), Origin::Here);
+        proving.note(active.slot, &active.segment, page, proofs.load(page), Origin::Here);
     }
 }
 
 /// The source of a page by its proof, and by its bits if that does not say it.
 fn source_by_proof(active: &Active, context: &Context<'_>, page: PageIndex, source: Source) -> Source {
     let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref()) else { return source };
-    let noted = proving.noted(active, page).0;
+    let noted = proving.noted(active.slot, &active.segment, page).0;
     match source {
         _ if proofs.protection().fill_of(page, noted).is_some() => Source::Proof,
         // Its copies went when it became one word over and over.
@@ -264,8 +264,8 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
     if let Some(proving) = context.proving.as_deref_mut() {
         let origin = if target == Target::Disk { Origin::Disk } else { Origin::Copy(copy_index) };
         for page in page.up_to(page + count) {
-            let proof = proving.noted(active, page).0;
-            proving.note(active, page, proof, origin);
+            let proof = proving.noted(active.slot, &active.segment, page).0;
+            proving.note(active.slot, &active.segment, page, proof, origin);
         }
     }
     if matches!(target, Target::Donor(_)) {
@@ -281,7 +281,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
 fn fill(active: &Active, context: &mut Context<'_>, count: u64) {
     let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref_mut()) else { return };
     for page in active.next_page.up_to(active.next_page + count) {
-        let proof = proving.noted(active, page).0;
+        let proof = proving.noted(active.slot, &active.segment, page).0;
         let word = proofs.protection().fill_of(page, proof).expect("the source of the page is its proof");
         proving.content.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&word.to_ne_bytes()));
         let target = active.buffer(context.pool, page, 1).offset_bytes as usize;

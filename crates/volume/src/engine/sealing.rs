@@ -10,8 +10,11 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::BufferRange;
+
 use super::active::{Active, Context};
-use super::proving::{Origin, next_same_run, outgoing};
+use super::proving::{Origin, Proving};
 use crate::limits::COPIES_MAX;
 use crate::protection::PageProof;
 use crate::slab_map::page_bits::Bit;
@@ -35,7 +38,7 @@ pub(super) fn protect(active: &mut Active, context: &mut Context<'_>) {
             let target = outgoing(active, context.pool, true, page, 1).offset_bytes as usize;
             context.pool.memory().write(target, &*proving.bytes);
         }
-        proving.note(active, page, proof, origin);
+        proving.note(active.slot, &active.segment, page, proof, origin);
     }
 }
 
@@ -43,7 +46,7 @@ pub(super) fn protect(active: &mut Active, context: &mut Context<'_>) {
 pub(super) fn change_proofs(active: &Active, context: &Context<'_>, first: PageIndex, count: u64, is_stored: bool) {
     let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref()) else { return };
     for page in first.up_to(first + count) {
-        let proof = if is_stored { proving.noted(active, page).0 } else { PageProof::NONE };
+        let proof = if is_stored { proving.noted(active.slot, &active.segment, page).0 } else { PageProof::NONE };
         proofs.set(proving.writer, page, proof);
     }
 }
@@ -62,5 +65,42 @@ pub(super) fn keep_same_filled(active: &Active, context: &Context<'_>) {
         volume.bits.clear(Bit::Lost, first, count);
         proofs.count_same_filled(count);
         from = first + count;
+    }
+}
+
+/// The pages of a written segment that go out, in runs: the first from `from` on, and how many.
+pub(super) fn next_stored_run(active: &Active, proving: Option<&Proving>, from: PageIndex) -> Option<(PageIndex, u64)> {
+    let end = active.segment.first + active.segment.count;
+    let Some(proving) = proving else { return (from < end).then(|| (from, end - from)) };
+    let is_stored = |page: &PageIndex| proving.noted(active.slot, &active.segment, *page).1 != Origin::Here;
+    let first = from.up_to(end).find(is_stored)?;
+    let count = first.up_to(end).take_while(is_stored).count() as u64;
+    Some((first, count))
+}
+
+/// The same for pages whose proof is their content.
+fn next_same_run(active: &Active, proving: &Proving, from: PageIndex) -> Option<(PageIndex, u64)> {
+    let end = active.segment.first + active.segment.count;
+    let is_same = |page: &PageIndex| proving.noted(active.slot, &active.segment, *page).1 == Origin::Here;
+    let first = from.up_to(end).find(is_same)?;
+    let count = first.up_to(end).take_while(is_same).count() as u64;
+    Some((first, count))
+}
+
+/// What leaves for the `count` pages from `page` on of a written segment: its buffer, or the buffer's twin.
+pub(super) fn outgoing(
+    active: &Active,
+    pool: &BufferPool,
+    is_sealing: bool,
+    page: PageIndex,
+    count: u64,
+) -> BufferRange {
+    let buffer = active.buffer(pool, page, count);
+    match pool.twin(active.slot) {
+        Some(twin) if is_sealing => {
+            let offset_bytes = buffer.offset_bytes - pool.slot(active.slot).offset_bytes;
+            twin.part(offset_bytes as usize, buffer.length_bytes as usize)
+        }
+        _ => buffer,
     }
 }

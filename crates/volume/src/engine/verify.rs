@@ -41,7 +41,7 @@ pub(super) fn verify(active: &Active, context: &mut Context<'_>) -> Verified {
     let memory = context.pool.memory();
     let mut verified = Verified::Right;
     for page in active.segment.first.up_to(active.segment.first + active.segment.count) {
-        let (proof, origin) = proving.noted(active, page);
+        let (proof, origin) = proving.noted(active.slot, &active.segment, page);
         if origin == Origin::Here {
             continue;
         }

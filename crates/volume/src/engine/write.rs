@@ -19,9 +19,8 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::active::{Active, Context, Stage, Step};
-use super::proving::{next_stored_run, outgoing};
 use super::queue_pairs::{SubRequest, Target};
-use super::sealing;
+use super::sealing::{self, next_stored_run, outgoing};
 use crate::limits::{COPIES_MAX, MAPPING_WAIT};
 use crate::protection::PageProof;
 use crate::settings::mapping::MappingPolicy;
@@ -78,7 +77,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         }
     } else {
         if let (Some(proofs), Some(proving)) = (&volume.proofs, context.proving.as_deref_mut())
-            && !proving.intend(active, proofs)
+            && !proving.intend(active.slot, &active.segment, proofs)
         {
             return give_up(active, volume);
         }
@@ -110,7 +109,7 @@ fn to_backlog(active: &mut Active, context: &Context<'_>, disk: &DiskCopy) -> bo
         copy_to_backlog(active, context, disk, first, run);
         let new = &mut [PageProof::NONE; REQUEST_PAGES_MAX][..count as usize];
         let proven = volume.proofs.as_ref().zip(proving).map(|(proofs, proving)| {
-            proving.proofs(active, first, new);
+            proving.proofs(active.slot, &active.segment, first, new);
             NewProofs { proofs, writer: proving.writer, new }
         });
         disk.backlog.publish_proven(&volume.bits, first, run, proven, context.now);
@@ -209,7 +208,7 @@ fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
     let (first, count) = (active.segment.first, active.segment.count);
     volume.bits.clear(Bit::Writing, first, count);
     if let (Some(proofs), Some(proving)) = (&volume.proofs, context.proving.as_deref_mut()) {
-        proving.forget_intents(active, proofs);
+        proving.forget_intents(active.slot, &active.segment, proofs);
     }
     volume.bits.release(first, count);
     active.leave(volume);
