@@ -95,7 +95,7 @@ pub(super) struct Active {
     pub(super) unposted: [bool; COPIES_MAX + 1],
     /// The page from which on the segment is not posted, by copy index (writes).
     pub(super) unposted_from: [PageIndex; COPIES_MAX],
-    /// What leaves of the segment is made, with its proofs (writes).
+    /// The bytes to send of the segment are made, with its proofs (writes).
     pub(super) is_protected: bool,
     /// Copy indexes that have the new content, as far as is known (writes).
     pub(super) succeeded: [bool; COPIES_MAX],

@@ -7,8 +7,8 @@
 //! after the copy indexes (`read`). A donor's file never becomes another slab, so what is read of a donor that has
 //! just ended is what it had.
 //!
-//! Sealed pages are of no use as they lie. Pages with a checksum are compared before they are used; should one differ, a
-//! request finds out why.
+//! Sealed pages are of no use as they lie. Pages with a checksum are compared before they are used; should one differ,
+//! a request finds out why.
 //!
 //! Only the plain case: all pages in one slab, and in one copy of it. Everything else is for a request.
 

@@ -9,7 +9,7 @@
 //! the oldest first. So what is free of a queue pair goes to them first, and a prefetch waits for no later one.
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
-//! - `sealing`: what leaves instead of a page; `verify`: whether what came back is it; `proving`: what both need.
+//! - `sealing`: the bytes that are sent for a page; `verify`: whether what came back is it; `proving`: what both need.
 //! - [`queue_pairs`]: this thread's queue pairs.
 
 mod active;

@@ -1,4 +1,4 @@
-//! What leaves instead of the pages of a write, and what proves them; and the moment at which the proofs change.
+//! The bytes that are sent for the pages of a write, and what proves them; and the moment at which the proofs change.
 //!
 //! A page that is one word over and over does not leave: its proof is its content. The others are sealed, in the
 //! request's buffer or in the buffer's twin, or get a checksum. That happens once for each segment, also if the
@@ -20,7 +20,7 @@ use crate::protection::PageProof;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::page_index::PageIndex;
 
-/// Makes what leaves of the segment.
+/// Makes the bytes to send of the segment.
 pub(super) fn protect(active: &mut Active, context: &mut Context<'_>) {
     let (Some(proofs), Some(proving)) = (&context.volume.proofs, context.proving.as_deref_mut()) else { return };
     if std::mem::replace(&mut active.is_protected, true) {
@@ -87,7 +87,7 @@ fn next_same_run(active: &Active, proving: &Proving, from: PageIndex) -> Option<
     Some((first, count))
 }
 
-/// What leaves for the `count` pages from `page` on of a written segment: its buffer, or the buffer's twin.
+/// The bytes to send for the `count` pages from `page` on of a written segment: its buffer, or the buffer's twin.
 pub(super) fn outgoing(
     active: &Active,
     pool: &BufferPool,

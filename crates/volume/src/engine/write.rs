@@ -5,8 +5,8 @@
 //! mover). When no donor has it, a disk copy saves it: the write is acknowledged once its pages are on disk. Without
 //! one it is tried again at other donors until its deadline.
 //!
-//! What leaves of protected pages is made first (`sealing`); pages that are noted in their proof do not leave at all,
-//! and the others go in runs.
+//! The bytes to send for protected pages are made first (`sealing`); pages that are noted in their proof do not leave
+//! at all, and the others go in runs.
 //!
 //! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 //! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.

@@ -1,7 +1,8 @@
 //! What a volume is started with, and what a user may get wrong about it.
 //!
 //! - [`redundancy`]: how many copies of a page there are, and where; [`mapping`]: when slabs get their donor;
-//!   [`transport`]: how pages travel; [`protection`]: whether they are sealed; [`wrapper`]: what a measurement puts around queue pairs.
+//!   [`transport`]: how pages travel; [`protection`]: whether they are sealed; [`wrapper`]: what a
+//!   measurement puts around queue pairs.
 
 pub mod mapping;
 pub mod protection;

@@ -1,10 +1,10 @@
 //! Which pages the backlog's slots hold, in words that outlive the process.
 //!
-//! Four words a slot: a number that grows with each content, the page, and the proof of the content. A slot counts from the store of its page
-//! on, which comes after its content, number and proof are in place, until the page is set back to none. Several slots may
-//! name one page at the moment of a crash (an older content whose write to the disk was under way, or that was just
-//! replaced): the highest number is the page's content. Whether that is the page's truth at all is said by its
-//! `Pending` bit.
+//! Four words a slot: a number that grows with each content, the page, and the proof of the content. A slot counts
+//! from the store of its page on, which comes after its content, number and proof are in place, until the page is set
+//! back to none. Several slots may name one page at the moment of a crash (an older content whose write to the disk
+//! was under way, or that was just replaced): the highest number is the page's content. Whether that is the page's
+//! truth at all is said by its `Pending` bit.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -5,8 +5,8 @@
 //! stores leaves the note, and [`PageProofs::undo`] brings the old proof back. A thread that reads a proof while it is
 //! changed may see a mixture: no bytes fit a mixture, and the thread that finds so looks again.
 //!
-//! Where no disk copy tells, donors may hold the old or the new content of a page after a crash. So the proof of the new
-//! one is noted as an *intent* before the page is sent, and the mover finds out which content there is.
+//! Where no disk copy tells, donors may hold the old or the new content of a page after a crash. So the proof of the
+//! new one is noted as an *intent* before the page is sent, and the mover finds out which content there is.
 //!
 //! Order of a write, which readers rely on (`crate::engine::verify`): bits that become true are set, then the proof
 //! changes, then bits that are not true any more are cleared. A reader loads the proof first and the bits second.

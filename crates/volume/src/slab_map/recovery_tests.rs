@@ -501,7 +501,8 @@ proptest! {
     }
 }
 
-/// One history with every transition, and a death before each of its stores; where pages have proofs, before each fifth.
+/// One history with every transition, and a death before each of its stores; before each fifth where pages have
+/// proofs.
 #[test]
 fn every_store_of_a_history_may_be_the_last() {
     let history = [

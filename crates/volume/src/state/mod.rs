@@ -2,8 +2,8 @@
 //! docs/decisions/crash-recovery.md).
 //!
 //! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]),
-//! page bits and copy indexes of the volume, the journal of the backlog, the proofs of pages, and the contents of the backlog's pages.
-//! Everything before the contents is words that change one at a time.
+//! page bits and copy indexes of the volume, the journal of the backlog, the proofs of pages, and the contents of the
+//! backlog's pages. Everything before the contents is words that change one at a time.
 //!
 //! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that
 //! died goes on with its device. Settings must be the same: a memfd of another version, size or setting is refused in
