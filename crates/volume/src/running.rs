@@ -22,8 +22,10 @@ use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WR
 use crate::manager::donor_table::DonorChangeError;
 use crate::manager::donors::{DonorEntry, Phase};
 use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption};
+use crate::protection::ProtectionKind;
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
+use crate::settings::protection::SealChoice;
 use crate::slab_map::Volume;
 use crate::slab_map::proofs::PageProofs;
 use crate::slab_map::slab_entry::DonorSlot;
@@ -95,6 +97,7 @@ impl RunningVolume {
             _ => None,
         };
         let manager = Manager::start(ManagerParts {
+            stays_on_machine: config.seal == SealChoice::Auto && config.protection() != ProtectionKind::Sealed,
             volume: Arc::clone(&volume),
             donors: state.donors()?,
             io_holders,
@@ -189,8 +192,7 @@ impl RunningVolume {
         config.protection().name().clone_into(&mut status.protection);
         status.pages_same_filled = self.volume.proofs.as_ref().map_or(0, PageProofs::same_filled);
         let donors = shared.donors.all();
-        status.donors =
-            donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
+        status.donors = donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;

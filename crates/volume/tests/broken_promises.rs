@@ -231,6 +231,7 @@ fn managed(donors: usize) -> Managed {
         table.enter(DonorSlot(slot as u16), format!("unix:/test{slot}").parse().unwrap(), false);
     }
     Managed {
+        stays_on_machine: false,
         volume,
         donors: table,
         queue_pairs: Vec::new(),

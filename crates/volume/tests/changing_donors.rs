@@ -22,6 +22,7 @@ use spillway_volume::manager::donor_table::DonorChangeError;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::DeviceState;
@@ -79,6 +80,8 @@ impl World {
             donors: addresses[..used].to_vec(),
             key_file: None,
             redundancy,
+            seal: if transport == TransportChoice::Tcp { SealChoice::On } else { SealChoice::Auto },
+            check: CheckChoice::On,
             mapping: MappingPolicy::OnDemand,
             transport,
             backing: redundancy.disk.then(|| directory.path().join("backing")),
@@ -309,6 +312,9 @@ fn what_cannot_be_done_is_refused_with_the_reason() {
     let (first, second) = (world.addresses[0].clone(), world.addresses[1].clone());
     let running = &world.running;
     assert_eq!(running.add_donor(&first), Err(DonorChangeError::AlreadyThere(first.clone())));
+    // Its pages would leave this machine as they are. The name leads nowhere (RFC 6761).
+    let far: DonorAddress = "other-machine.invalid:7070".parse().unwrap();
+    assert_eq!(running.add_donor(&far), Err(DonorChangeError::NotSealed(far.clone())));
     assert_eq!(running.remove_donor(&first), Err(DonorChangeError::LastDonor(first.clone())));
     let unknown = running.remove_donor(&second).unwrap_err().to_string();
     assert!(unknown.contains("is not used") && unknown.contains(&first.to_string()), "{unknown}");

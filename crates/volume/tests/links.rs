@@ -102,6 +102,7 @@ impl Linked {
         let donors = DonorTable::default();
         let donor = donors.enter(DonorSlot(0), donor.address.parse().unwrap(), false);
         let shared = Arc::new(ManagerState {
+            stays_on_machine: false,
             volume,
             donors,
             queue_pairs: Vec::new(),

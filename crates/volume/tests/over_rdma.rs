@@ -25,6 +25,7 @@ use spillway_volume::error::VolumeError;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -145,6 +146,8 @@ fn start(donors: &[&Donor], transport: TransportChoice, replicas: u8, slot_bytes
         slab_size_bytes: SLAB,
         donors: donors.iter().map(|donor| donor.tcp_address().unwrap().to_string().parse().unwrap()).collect(),
         key_file: None,
+        seal: SealChoice::On,
+        check: CheckChoice::On,
         redundancy: Redundancy { replicas, disk: false },
         mapping: MappingPolicy::OnDemand,
         transport,

@@ -34,6 +34,12 @@ pub enum DonorChangeError {
     /// It cannot be kept for the next process.
     #[error("the address {0} is too long")]
     LongAddress(DonorAddress),
+    /// Pages would leave the machine unsealed, though no user chose that.
+    #[error(
+        "the donor {0} is reached over a network, but the pages are not sealed, as the first donors were of this machine; \
+         start anew with --seal on, or with --seal off if other machines may see the pages"
+    )]
+    NotSealed(DonorAddress),
     /// It is not used.
     #[error("the donor {address} is not used; those that are: {}", known.join(", "))]
     Unknown {
@@ -146,6 +152,9 @@ pub fn add(
         tracing::info!("donor {address} is not removed after all");
         return Ok(());
     }
+    if shared.stays_on_machine && !address.is_of_this_machine() {
+        return Err(DonorChangeError::NotSealed(address.clone()));
+    }
     let slot = table.free_slot().ok_or(DonorChangeError::Full)?;
     if !records.take_place(slot, &address.to_string()) {
         return Err(DonorChangeError::LongAddress(address.clone()));
@@ -197,6 +206,7 @@ pub fn dismissed(shared: &ManagerState, donor: &DonorEntry) {
     let _change = shared.donors.change();
     shared.volume.set_silent(donor.slot, false);
     shared.volume.latencies.forget(donor.slot);
+    shared.volume.trust.forget(donor.slot);
     shared.resumption.records.free_place(donor.slot);
     shared.donors.free(donor.slot);
     tracing::info!("donor {} is removed", donor.address);

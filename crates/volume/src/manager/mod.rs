@@ -62,6 +62,8 @@ pub struct QueuePairHolder {
 
 /// What the threads of the manager share, see the module text.
 pub struct ManagerState {
+    /// See [`ManagerParts::stays_on_machine`].
+    pub stays_on_machine: bool,
     /// The pages.
     pub volume: Arc<Volume>,
     /// The donors, by slot.
@@ -100,6 +102,8 @@ pub struct SessionResumption {
 
 /// What a manager is made of.
 pub struct ManagerParts {
+    /// Pages are not sealed only because every donor is of this machine: others are not taken.
+    pub stays_on_machine: bool,
     /// The pages.
     pub volume: Arc<Volume>,
     /// The donors at the start, and where each listens.
@@ -139,6 +143,7 @@ impl Manager {
         queue_pairs.push(parts.mover_holder);
         let decisions = Decisions::new(&parts.volume, parts.borrower.0 as u64);
         let shared = Arc::new(ManagerState {
+            stays_on_machine: parts.stays_on_machine,
             volume: parts.volume,
             donors: DonorTable::default(),
             queue_pairs,

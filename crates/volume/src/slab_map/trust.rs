@@ -70,6 +70,14 @@ impl Trust {
         self.distrusted.load(Ordering::SeqCst) & (1 << donor.0) != 0
     }
 
+    /// The slot of `donor` is free: what its next donor sends counts anew.
+    pub fn forget(&self, donor: DonorSlot) {
+        let failures = &self.failures[place(Some(donor))];
+        failures.pages.store(0, Ordering::SeqCst);
+        failures.told.store(0, Ordering::SeqCst);
+        self.distrusted.fetch_and(!(1 << donor.0), Ordering::SeqCst);
+    }
+
     /// What is to be told, once.
     pub fn take_news(&self) -> Vec<FailureNews> {
         if !self.has_news.swap(false, Ordering::SeqCst) {
@@ -81,7 +89,8 @@ impl Trust {
     fn news_of(&self, place: usize) -> Option<FailureNews> {
         let failures = &self.failures[place];
         let all = failures.pages.load(Ordering::SeqCst);
-        let pages = all - failures.told.swap(all, Ordering::SeqCst);
+        // Fewer than were told: the slot was freed meanwhile.
+        let pages = all.saturating_sub(failures.told.swap(all, Ordering::SeqCst));
         if pages == 0 {
             return None;
         }

@@ -34,8 +34,8 @@ use crate::protection::{Protection, ProtectionKind};
 use crate::settings::VolumeConfig;
 use crate::slab_map::backlog::Backlog;
 use crate::slab_map::journal::Journal;
-use crate::slab_map::slab_entry::DonorSlot;
 use crate::slab_map::proofs::PageProofs;
+use crate::slab_map::slab_entry::DonorSlot;
 use crate::slab_map::words::Words;
 use crate::slab_map::{DiskCopy, Geometry, Volume};
 
@@ -90,12 +90,7 @@ impl DeviceState {
         })
     }
 
-    fn map(
-        file: Memfd,
-        geometry: Geometry,
-        settings: Settings,
-        config: &VolumeConfig,
-    ) -> Result<Self, StateError> {
+    fn map(file: Memfd, geometry: Geometry, settings: Settings, config: &VolumeConfig) -> Result<Self, StateError> {
         if file.length_bytes() < (HEADER_WORDS * WORD_SIZE_BYTES) as u64 {
             return Err(StateRefused::Foreign.into());
         }

@@ -102,6 +102,11 @@ impl Donors {
         self.leaving.iter().filter(|(_, is_told)| !**is_told).map(|(donor, _)| *donor).collect()
     }
 
+    /// Whether it is to be used no more, and it was not said yet that it is empty.
+    pub fn is_leaving_with_copies(&self, donor: DonorSlot) -> bool {
+        self.leaving.get(&donor) == Some(&false)
+    }
+
     /// It was said that it is empty.
     pub fn told_empty(&mut self, donor: DonorSlot) {
         if let Some(is_told) = self.leaving.get_mut(&donor) {
@@ -114,6 +119,14 @@ impl Donors {
         self.distrusted.insert(donor);
         if let Some(view) = self.open.get_mut(&donor) {
             view.is_distrusted = true;
+        }
+    }
+
+    /// It is another donor, of which nothing is known.
+    pub fn trust(&mut self, donor: DonorSlot) {
+        self.distrusted.remove(&donor);
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.is_distrusted = false;
         }
     }
 

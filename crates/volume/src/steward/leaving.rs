@@ -26,8 +26,12 @@ impl Steward {
         }
     }
 
-    /// `donor` may be used.
+    /// `donor` may be used: another one in a slot that is free, or the one that was to be used no more. Distrust of the
+    /// last donor of a slot is not that of the next one.
     pub(super) fn remain(&mut self, donor: DonorSlot) {
+        if !self.donors.is_leaving_with_copies(donor) {
+            self.donors.trust(donor);
+        }
         if !self.donors.set_leaving(donor, false) {
             return;
         }

@@ -86,7 +86,7 @@ fn tell_wrong_pages(shared: &ManagerState) {
             tracing::error!("{pages} pages from the backing file are not what was written, the last one page {page}");
             continue;
         };
-        let address = &shared.donors[usize::from(donor.0)].address;
+        let address = shared.donors.get(donor).map_or_else(String::new, |donor| donor.address.to_string());
         tracing::error!("donor {address} sent {pages} pages that are not what was written, the last one page {page}");
         if is_distrusted {
             tracing::error!("donor {address} is not trusted any more: its slabs are moved to others");
