@@ -22,7 +22,9 @@ fn a_run_without_named_donors_pages_to_the_cluster_and_not_to_its_own_machine() 
     let said = running.end().done("the verifier");
     assert!(said.text().contains("wrong 0"), "{}", said.text());
     assert_eq!(stage.statistics()["device"]["device"]["pages_lost"], 0);
-    for expected in ["the program uses all 2 lending machines of cluster 'test'", &cluster.address(2), "start later"] {
+    for expected in
+        ["the program uses all 2 lending machines of cluster 'test'", &cluster.address(2), "join later are used"]
+    {
         assert!(said.errors.contains(expected), "{}", said.errors);
     }
     drop(agents);
