@@ -11,11 +11,12 @@ use crate::support;
 /// of its threads and descriptors.
 const SCRIPT: &str = "
 import os, sys, time
-memory = bytearray(b'x') * (int(sys.argv[1]) << 20)
+pages = int(sys.argv[1]) << 8
+memory = bytearray(b'x' * 4095 + b'.') * pages
 threads = lambda: len(os.listdir('/proc/self/task'))
 deadline = time.monotonic() + (120 if int(sys.argv[2]) > 1 else 0.5)
 while time.monotonic() < deadline and not threads() >= int(sys.argv[2]) > 1:
-    assert memory.count(b'x') == len(memory)
+    assert memory.count(b'x') == 4095 * pages
 print(threads(), sorted(os.readlink('/proc/self/fd/' + name).split(':')[0] for name in os.listdir('/proc/self/fd') if int(name) < 3))
 print([name for name in os.listdir('/proc/self/fd') if int(name) > 3])
 ";

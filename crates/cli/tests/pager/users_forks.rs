@@ -187,12 +187,12 @@ fn a_users_programs_that_are_left_behind_may_fork() {
 const LEFT_BEHIND: &str = "
 import errno, os, sys, time
 ready, go, result = sys.argv[1:]
-pieces = [bytes([i]) * (1 << 20) for i in range(48)]
+pieces = [(bytes([i]) * 4095 + b'.') * 256 for i in range(48)]
 if os.fork() > 0: os._exit(0)
 with open(ready, 'w') as file: pass
 deadline = time.monotonic() + 400
 while not os.path.exists(go) and time.monotonic() < deadline: time.sleep(0.01)
-said = 'whole' if all(piece == bytes([i]) * (1 << 20) for i, piece in enumerate(pieces)) else 'wrong'
+said = 'whole' if all(piece == (bytes([i]) * 4095 + b'.') * 256 for i, piece in enumerate(pieces)) else 'wrong'
 try:
     if os.fork() == 0: os._exit(0)
     said += ' forked'
@@ -294,13 +294,13 @@ impl Drop for Group {
 const CONFINED_PROGRAM: &str = "
 import errno, os, sys, time
 own, go = sys.argv[1:]
-pieces = [bytes([i % 251]) * (1 << 20) for i in range(160)]
+pieces = [(bytes([i % 251]) * 4095 + b'.') * 256 for i in range(160)]
 with open(own + '.new', 'w') as file: file.write(str(os.getpid()))
 os.rename(own + '.new', own)
 while not os.path.exists(go): time.sleep(0.01)
 def fork():
     child = os.fork()
-    if child == 0: os._exit(sum(piece != bytes([i % 251]) * (1 << 20) for i, piece in enumerate(pieces)) > 0)
+    if child == 0: os._exit(sum(piece != (bytes([i % 251]) * 4095 + b'.') * 256 for i, piece in enumerate(pieces)) > 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 try: print('forked', fork())
 except OSError as error: print(errno.errorcode[error.errno])

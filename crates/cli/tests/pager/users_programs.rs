@@ -10,8 +10,8 @@ use crate::support;
 /// a daemon.
 const FORKS: &str = "
 import os, pty, signal, threading, time
-data = [bytes([i]) * (1 << 20) for i in range(48)]
-is_good = lambda: all(one == bytes([i]) * (1 << 20) for i, one in enumerate(data))
+data = [(bytes([i]) * 4095 + b'.') * 256 for i in range(48)]
+is_good = lambda: all(one == (bytes([i]) * 4095 + b'.') * 256 for i, one in enumerate(data))
 def fork(work):
     child = os.fork()
     if child == 0: os._exit(work() or 0)
