@@ -23,6 +23,30 @@ impl Drop for SharedFile {
     }
 }
 
+/// Huge pages that the machine has more than before, until the test is over.
+struct HugePages {
+    before: String,
+}
+
+impl HugePages {
+    const SETTING: &str = "/proc/sys/vm/nr_hugepages";
+
+    /// So many of 2 MiB, as far as the kernel has them; `None` without the right to.
+    fn reserve(pages: u64) -> Option<Self> {
+        let before = fs::read_to_string(Self::SETTING).ok()?;
+        let count = before.trim().parse::<u64>().ok()? + pages;
+        fs::write(Self::SETTING, count.to_string()).ok()?;
+        Some(Self { before })
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let restored = fs::write(Self::SETTING, &self.before);
+        assert!(restored.is_ok() || std::thread::panicking(), "{} is as it was before", Self::SETTING);
+    }
+}
+
 /// A program with memory of one kind, under the pager.
 struct Case {
     /// How `staying` calls it.
@@ -127,6 +151,7 @@ fn pages_of_files_are_told_by_kind() {
 #[test]
 fn huge_pages_are_told() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let _reserved = HugePages::reserve(MEBIBYTES / 2);
     if !Case::new("huge", "huge_pages_bytes", "huge pages (hugetlbfs)").check(&stage) {
         skip("24 free huge pages (vm.nr_hugepages)");
     }
