@@ -231,8 +231,7 @@ impl Donors {
     pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
         let may_lend = |view: &DonorView| {
             let is_waited_for = !has_disk && view.is_silent;
-            let may_be_used = !view.is_leaving && !view.is_distrusted;
-            may_be_used && view.free_bytes >= slab_size_bytes && (!view.is_refused(now) || is_waited_for)
+            view.may_be_used() && view.free_bytes >= slab_size_bytes && (!view.is_refused(now) || is_waited_for)
         };
         self.is_room_known = self.open.values().any(may_lend);
         self.is_room_known
@@ -240,6 +239,11 @@ impl Donors {
 }
 
 impl DonorView {
+    /// Whether slabs may be put there: it is trusted, and does not leave.
+    pub fn may_be_used(&self) -> bool {
+        !self.is_leaving && !self.is_distrusted
+    }
+
     /// Whether it refused a moment ago.
     pub fn is_refused(&self, now: Instant) -> bool {
         self.refused_until.is_some_and(|until| until > now)

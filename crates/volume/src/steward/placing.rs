@@ -19,7 +19,7 @@ use super::pages::Pages;
 use super::placement::{self, Candidate, Random, XorShift};
 use super::{Lease, Output, StewardConfig};
 use crate::limits::{CONTROL_REPLY_DEADLINE, COPIES_MAX, LEASE_DEADLINE_PER_GIBIBYTE, PLACEMENTS_MAX};
-use crate::slab_map::slab_entry::{DonorSlot, Location};
+use crate::slab_map::slab_entry::{CopyLocations, DonorSlot};
 
 const GIBIBYTE: f64 = (1u64 << 30) as f64;
 
@@ -302,10 +302,15 @@ impl Placement {
     /// before may have made its copy already.
     fn is_satisfied(&self, slab: SlabIndex, pages: &dyn Pages, replicas: usize) -> bool {
         let locations = pages.locations(slab);
-        let stays = |location: &&Location| self.purpose != Purpose::Move || Some(location.donor) != self.leaving;
-        let staying = locations.iter().flatten().filter(stays).count();
+        let staying = self.staying(&locations).count();
         let copies = locations.iter().flatten().count() + self.leases.len();
         staying + self.leases.len() >= replicas || copies >= COPIES_MAX
+    }
+
+    /// The donors of the copies that stay: all but the one that is moved.
+    fn staying(&self, locations: &CopyLocations) -> impl Iterator<Item = DonorSlot> {
+        let leaving = self.leaving.filter(|_| self.purpose == Purpose::Move);
+        locations.iter().flatten().map(|location| location.donor).filter(move |donor| Some(*donor) != leaving)
     }
 
     /// Passes over those whose answer is overdue.
@@ -368,13 +373,10 @@ impl Placement {
         let size_bytes = context.pages.slab_size_bytes();
         let is_taken = |donor, identity| taken.contains(&donor) || identities.contains(&identity);
         let fits = |(donor, view): &(DonorSlot, &super::donors::DonorView)| {
-            let may_be_used = !view.is_leaving && !view.is_distrusted;
-            let may_lend = may_be_used && view.free_bytes >= size_bytes && !view.is_refused(context.now);
+            let may_lend = view.may_be_used() && view.free_bytes >= size_bytes && !view.is_refused(context.now);
             may_lend && !is_taken(*donor, view.identity)
         };
-        let stays = |location: &&Location| self.purpose != Purpose::Move || Some(location.donor) != self.leaving;
-        let staying = locations.iter().flatten().filter(stays).map(|location| location.donor);
-        let others = staying.chain(self.leases.iter().map(|lease| lease.location.donor));
+        let others = self.staying(&locations).chain(self.leases.iter().map(|lease| lease.location.donor));
         let sites: Vec<&Site> = others.filter_map(|donor| context.donors.view(donor)).map(|view| &view.site).collect();
         let candidate = |(donor, view): (DonorSlot, &super::donors::DonorView)| {
             let nearest = sites.iter().map(|site| view.site.separation(site)).min();
