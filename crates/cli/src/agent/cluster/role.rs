@@ -63,9 +63,7 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 
 fn label<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Label, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let say =
-        |_| error(format!("'{text}' is not a zone or rack; use up to {LABEL_BYTES_MAX} letters, digits and signs"));
-    Label::new(&text).map_err(say)
+    Site::parse(&text, "").map(|site| site.zone).map_err(error)
 }
 
 fn discovery<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Discovery, D::Error> {
