@@ -7,7 +7,7 @@
 mod support;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -144,6 +144,24 @@ fn the_kernels_switch_for_rings_stays_as_it_was() {
     let servers = ["switch-0", "switch-1"].map(|name| Server::start(Way::Rings, name, 8 * MIB, 1));
     assert_eq!(switch(), before);
     servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_mount_waits_for_another_that_has_switched_rings_on() {
+    if !can_run() || !ways().contains(&Way::Rings) {
+        return;
+    }
+    let mut switch = File::options().read(true).write(true).open("/sys/module/fuse/parameters/enable_uring").unwrap();
+    rustix::fs::flock(&switch, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let before = std::io::read_to_string(&switch).unwrap();
+    switch.write_all(b"Y").unwrap();
+    let server = std::thread::spawn(|| Server::start(Way::Rings, "waiting", 8 * MIB, 1));
+    std::thread::sleep(Duration::from_millis(50));
+    let waits = !server.is_finished();
+    switch.write_all(before.trim().as_bytes()).unwrap();
+    drop(switch);
+    server.join().unwrap().stop();
+    assert!(waits, "mounted while another process was about to switch rings off");
 }
 
 #[test]

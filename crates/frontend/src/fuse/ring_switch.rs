@@ -8,8 +8,11 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use spillway_sys::cpu_list;
 
 use crate::front_end::FrontEndError;
@@ -17,6 +20,9 @@ use crate::limits::RING_CPUS_MAX;
 
 /// The switch (kernel document `filesystems/fuse/fuse-io-uring.rst`).
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// How long another process may be mounting: far longer than a mount takes.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The kernel's queues, one for each CPU that is possible, present or not.
 pub(super) fn queue_count() -> io::Result<u16> {
@@ -65,18 +71,36 @@ impl RingsOn {
     /// Switches rings on, if they are off.
     pub(super) fn new() -> Result<Self, FrontEndError> {
         probe()?;
+        let (mut switch, writable) = match open_switch() {
+            Ok(switch) => (switch, true),
+            Err(_) => (File::open(SWITCH).map_err(FrontEndError::system(format!("cannot open {SWITCH}")))?, false),
+        };
+        // Only under the lock is it known that the administrator has them on, and not a process that puts them back.
+        lock(&switch)?;
         if is_on()? {
             return Ok(Self { switch: None });
         }
-        let mut switch = open_switch()?;
-        flock(&switch, FlockOperation::LockExclusive)
-            .map_err(|errno| FrontEndError::system(format!("cannot lock {SWITCH}"))(errno.into()))?;
-        // The administrator may have switched it on meanwhile; a process of ours has put it back by now.
-        if is_on()? {
-            return Ok(Self { switch: None });
+        if !writable {
+            switch = open_switch()?;
         }
         switch.write_all(b"Y").map_err(FrontEndError::system(format!("cannot write to {SWITCH}")))?;
         Ok(Self { switch: Some(switch) })
+    }
+}
+
+/// Locks the switch. Whoever may read it may lock it, so the wait has an end.
+fn lock(switch: &File) -> Result<(), FrontEndError> {
+    let give_up = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(switch, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) => {
+                let text = format!("another process keeps {SWITCH} locked (lslocks names it)");
+                return Err(FrontEndError::Missing(text));
+            }
+            Err(errno) => return Err(FrontEndError::system(format!("cannot lock {SWITCH}"))(errno.into())),
+        }
     }
 }
 
