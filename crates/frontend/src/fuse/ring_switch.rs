@@ -88,7 +88,7 @@ impl RingsOn {
     }
 }
 
-/// Locks the switch. Whoever may read it may lock it, so the wait has an end.
+/// Locks the switch. Every process that may read it may lock it, so the wait has an end.
 fn lock(switch: &File) -> Result<(), FrontEndError> {
     let give_up = Instant::now() + LOCK_PATIENCE;
     loop {
