@@ -184,6 +184,9 @@ pub const PAGES_PER_INTENT: usize = 16;
 /// and one page may be a bit that a cosmic ray flipped.
 pub const DISTRUSTED_AFTER_PAGES: u64 = 8;
 
+/// Most squares in the picture of a volume's slabs: 16 rows of 32, and 6 KiB of a report.
+pub const SLAB_SQUARES_MAX: usize = 512;
+
 /// Largest volume: page numbers and slab numbers stay far from their types' ends.
 pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 

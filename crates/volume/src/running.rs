@@ -12,7 +12,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
@@ -30,7 +30,7 @@ use crate::slab_map::Volume;
 use crate::slab_map::proofs::PageProofs;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::DeviceState;
-use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
+use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts, SlabMapStatus};
 use crate::steward::care::Finding;
 
 /// Pause between looks at a write that another thread is settling: as long as a page takes on a slow network.
@@ -199,6 +199,7 @@ impl RunningVolume {
             let migrating = self.volume.slab(slab).is_migrating();
             *state_of(&finding, migrating, config, &mut status.slabs) += 1;
         }
+        status.slab_map = self.slab_map(&donors);
         if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
             status.disk = Some(DiskStatus {
                 path: config.backing.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
@@ -212,6 +213,16 @@ impl RunningVolume {
                 last_error: counters.last_error(),
             });
         }
+    }
+
+    /// The slabs as a picture, with places in `donors`.
+    fn slab_map(&self, donors: &[Arc<DonorEntry>]) -> SlabMapStatus {
+        let place = |slot: DonorSlot| donors.iter().position(|donor| donor.slot == slot).map(|place| place as u16);
+        SlabMapStatus::new((0..self.volume.geometry.slab_count).map(|index| {
+            let slab = self.volume.slab(SlabIndex(index));
+            let first = slab.locations().into_iter().flatten().next();
+            (slab.accesses(), first.and_then(|location| place(location.donor)))
+        }))
     }
 }
 

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use spillway_block::latency::LatencyStatus;
 use spillway_block::metrics::TrafficStatus;
 
+use crate::limits::SLAB_SQUARES_MAX;
+
 /// A device and everything behind it, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStatus {
@@ -34,6 +36,9 @@ pub struct DeviceStatus {
     pub failure: Option<String>,
     /// Slabs by state.
     pub slabs: SlabCounts,
+    /// Where the slabs are, and how much they were used.
+    #[serde(default)]
+    pub slab_map: SlabMapStatus,
     /// Every donor known to this device.
     pub donors: Vec<DonorLinkStatus>,
     /// Pages stored now (written and not discarded).
@@ -44,6 +49,34 @@ pub struct DeviceStatus {
     pub disk: Option<DiskStatus>,
     /// Traffic since the start.
     pub traffic: TrafficStatus,
+}
+
+/// The slabs in order, as squares of a picture: at most [`SLAB_SQUARES_MAX`](crate::limits::SLAB_SQUARES_MAX), each of
+/// neighbouring slabs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlabMapStatus {
+    /// Slabs that share a square; the last square may have fewer.
+    pub slabs_per_square: u64,
+    /// Page I/Os of each square since the start: two looks tell how hot it is.
+    pub accesses: Vec<u64>,
+    /// The place in [`DeviceStatus::donors`] of the donor that has the first copy of the square's first slab with one;
+    /// null without a copy at a donor.
+    pub donors: Vec<Option<u16>>,
+}
+
+impl SlabMapStatus {
+    /// Of all slabs in order: their page I/Os, and the place of their donor.
+    pub fn new(slabs: impl ExactSizeIterator<Item = (u64, Option<u16>)>) -> Self {
+        let slabs_per_square = slabs.len().div_ceil(SLAB_SQUARES_MAX).max(1);
+        let square_count = slabs.len().div_ceil(slabs_per_square);
+        let (mut accesses, mut donors) = (vec![0; square_count], vec![None; square_count]);
+        for (slab, (of_slab, donor)) in slabs.enumerate() {
+            let square = slab / slabs_per_square;
+            accesses[square] += of_slab;
+            donors[square] = donors[square].or(donor);
+        }
+        Self { slabs_per_square: slabs_per_square as u64, accesses, donors }
+    }
 }
 
 /// Slabs by state.
@@ -143,4 +176,32 @@ pub struct DiskStatus {
     pub write_errors: u64,
     /// The last error, in words.
     pub last_error: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn squares(slabs: &[(u64, Option<u16>)]) -> SlabMapStatus {
+        SlabMapStatus::new(slabs.iter().copied())
+    }
+
+    #[test]
+    fn a_small_volume_has_a_square_for_each_slab() {
+        let map = squares(&[(5, Some(1)), (0, None), (7, Some(0))]);
+        assert_eq!((map.slabs_per_square, map.accesses), (1, vec![5, 0, 7]));
+        assert_eq!(map.donors, [Some(1), None, Some(0)]);
+        assert!(squares(&[]).accesses.is_empty());
+    }
+
+    #[test]
+    fn squares_are_bounded_and_nothing_is_left_out() {
+        for count in [SLAB_SQUARES_MAX, SLAB_SQUARES_MAX + 1, 10 * SLAB_SQUARES_MAX + 3] {
+            let slabs: Vec<_> = (0..count).map(|slab| (1, (slab == count - 1).then_some(3))).collect();
+            let map = squares(&slabs);
+            assert!(map.accesses.len() <= SLAB_SQUARES_MAX && map.donors.len() == map.accesses.len());
+            assert_eq!(map.accesses.iter().sum::<u64>(), count as u64);
+            assert_eq!(map.donors.iter().flatten().collect::<Vec<_>>(), [&3]);
+        }
+    }
 }
