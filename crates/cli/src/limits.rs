@@ -143,6 +143,18 @@ pub(crate) const METRICS_CLIENT_DEADLINE: Duration = Duration::from_secs(2);
 /// Longest request for metrics: common web servers take 8 KiB of headers.
 pub(crate) const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;
 
+/// Between two points of the page's last hour: a stall of seconds shows.
+pub(crate) const PAGE_POINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Points of the page's history: an hour.
+pub(crate) const PAGE_POINTS_MAX: usize = 360;
+
+/// A page that asks more often than this gets the figures of the last look.
+pub(crate) const PAGE_LOOK_INTERVAL_MIN: Duration = Duration::from_secs(1);
+
+/// Events that the page remembers: as many as a reader scrolls through.
+pub(crate) const PAGE_EVENTS_MAX: usize = 100;
+
 /// Looks that `top` remembers for its histories: as wide as a wide terminal.
 pub(crate) const TOP_HISTORY_MAX: usize = 256;
 /// Longest filter of `top`: what fits beside it in 80 columns.

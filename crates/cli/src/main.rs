@@ -8,7 +8,8 @@
 //! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`]; [`generated_files`]: for packages.
-//! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live.
+//! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
+//!   [`page`]: in a browser, from the agent's [`web_server`].
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +34,7 @@ mod metrics;
 mod observation;
 mod output;
 mod own_donors;
+mod page;
 mod prefetch_report;
 mod progress;
 mod registry;
@@ -46,6 +48,7 @@ mod swap_command;
 mod top;
 mod trace;
 mod trace_file;
+mod web_server;
 
 use std::process::ExitCode;
 

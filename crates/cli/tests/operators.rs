@@ -1,6 +1,7 @@
 //! What operators look at: the agent's metrics and `spillway top`, with real donors and devices and without root.
 //!
 //! - `operators/metrics.rs`: scrapes of an agent; `operators/live_view.rs`: the terminal view.
+//! - `operators/page.rs`: the agent's page in a browser.
 //! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
 //! - `operators/stage.rs`: donors, and a device with traffic, for both.
 
@@ -13,6 +14,7 @@ mod support;
 mod operators {
     mod live_view;
     mod metrics;
+    mod page;
     mod pseudo_terminal;
     pub(crate) mod stage;
 }

@@ -88,7 +88,7 @@ pub(crate) struct Configuration {
     pub(crate) metrics: Option<MetricsRole>,
 }
 
-/// `[metrics]`: a page for Prometheus.
+/// `[metrics]`: text for Prometheus, and a page for browsers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MetricsRole {
@@ -98,6 +98,9 @@ pub(crate) struct MetricsRole {
     /// Also where other machines can connect.
     #[serde(default)]
     insecure_listen: bool,
+    /// Whether there is a page for browsers, too.
+    #[serde(default)]
+    pub(crate) page: bool,
 }
 
 /// `[donor]`: the options of `spillway donate`.

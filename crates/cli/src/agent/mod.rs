@@ -1,10 +1,10 @@
 //! `spillway agent`: the long-running daemon, a donor, a borrower, or both, as its configuration says.
 //!
-//! - [`configuration`]: what the files may say. [`cluster`]: the other machines. [`scrapes`]: its metrics.
+//! - [`configuration`]: what the files may say. [`cluster`]: the other machines. [`web`]: its metrics and its page.
 
 pub(crate) mod cluster;
 pub(crate) mod configuration;
-mod scrapes;
+mod web;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use self::cluster::role::ClusterRole;
 use self::cluster::view::{ClusterView, MemberView};
 use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
+use self::web::Web;
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
@@ -24,7 +25,6 @@ use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
-use crate::metrics::server::MetricsServer;
 use crate::registry::{Kind, Registry};
 use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, Question, StatusServer};
@@ -60,15 +60,14 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
-    let metrics = configuration.metrics.as_ref().map(scrapes::bind).transpose()?;
+    let web = configuration.metrics.as_ref().map(Web::bind).transpose()?;
     let donor = match &configuration.donor {
         Some(role) => Some(DonorService::start(&role.arguments(configuration.cluster.as_ref()), &entry)?),
         None => None,
     };
-    let url = metrics.as_ref().map(MetricsServer::url);
-    let work = || work(&configuration, &registry, &sockets, &interruption, donor.as_ref(), url.as_deref());
-    let brought_back = match &metrics {
-        Some(server) => scrapes::answered_during(server, &registry, donor.as_ref(), work),
+    let work = || work(&configuration, &registry, &sockets, &interruption, donor.as_ref(), web.as_ref());
+    let brought_back = match &web {
+        Some(web) => web.answered_during(&registry, donor.as_ref(), work),
         None => work(),
     };
     if let Some(donor) = donor {
@@ -84,7 +83,7 @@ fn work(
     sockets: &StatusServer,
     interruption: &Interruption,
     donor: Option<&DonorService>,
-    metrics_url: Option<&str>,
+    web: Option<&Web>,
 ) -> Result<(), Failure> {
     let mut cluster = match &configuration.cluster {
         Some(role) => Some(Cluster::start(role, donor, configuration.key())?),
@@ -96,8 +95,11 @@ fn work(
         if let Some(cluster) = &mut cluster {
             cluster.turn(registry, donor);
             cluster.lead_followers(registry);
+            if let Some(web) = web {
+                web.tell_members(&cluster.service.view().members);
+            }
         }
-        sockets.serve(TURN, &mut |question| answer(question, donor, cluster.as_ref(), metrics_url));
+        sockets.serve(TURN, &mut |question| answer(question, donor, cluster.as_ref(), web));
     }
     // All of them, whatever becomes of the first.
     let ends: Vec<_> = borrowers.iter().map(Borrower::end).collect();
@@ -107,18 +109,14 @@ fn work(
     ends.into_iter().collect()
 }
 
-fn answer(
-    question: &Question,
-    donor: Option<&DonorService>,
-    cluster: Option<&Cluster>,
-    metrics_url: Option<&str>,
-) -> Answer {
+fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cluster>, web: Option<&Web>) -> Answer {
     match question {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&serde_json::json!({
             "donor": donor.map(DonorService::status),
             "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
-            "metrics": metrics_url,
+            "metrics": web.map(Web::metrics_url),
+            "page": web.and_then(Web::page_url),
         })),
         Question::Cluster => match cluster {
             Some(cluster) => Answer::status(&cluster.service.view()),

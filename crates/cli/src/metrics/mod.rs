@@ -2,7 +2,7 @@
 //!
 //! - [`catalogue`]: every metric and its help; [`histogram`]: distributions.
 //! - [`samples`]: what a look at everything says; [`ledger`]: series that can be rated, with bounded labels.
-//! - [`exposition`]: the text; [`server`]: the web server for it.
+//! - [`exposition`]: the text, which the agent's [web server](crate::web_server) gives.
 //!
 //! The figures are those that `spillway status --json` reads: every process counts anyway, and answers on its status
 //! socket. So nothing is encoded where pages pass, and a scrape costs a question to each process.
@@ -12,38 +12,32 @@ mod exposition;
 mod histogram;
 mod ledger;
 mod samples;
-pub(crate) mod server;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::borrow::Cow;
 
 use self::ledger::Ledger;
-use self::server::MetricsServer;
-use crate::limits;
 use crate::observation::{Observation, Thing, Told};
-use crate::registry::{Kind, Registry};
+use crate::web_server::Content;
 
-/// Answers scrapes until `is_over`. The agent is not asked over its socket, because it may be busy with its swap
-/// device: `agent` is what it would say.
-pub(crate) fn serve(server: &MetricsServer, registry: &Registry, agent: &dyn Fn() -> Thing, is_over: &AtomicBool) {
-    let mut ledger = Ledger::default();
-    while !is_over.load(Ordering::SeqCst) {
-        server.serve(limits::METRICS_TURN, &mut || page(&mut ledger, registry, agent()));
-    }
+/// Where the text is.
+pub(crate) const PATH: &str = "/metrics";
+
+/// What was told so far.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    ledger: Ledger,
 }
 
-/// One scrape.
-fn page(ledger: &mut Ledger, registry: &Registry, agent: Thing) -> String {
-    let mut observation = Observation::gather(registry, Some(Kind::Agent)).unwrap_or_else(|failure| {
-        // Without the list of what runs there is still what this process knows.
-        tracing::warn!("metrics: {failure}");
-        Observation::default()
-    });
-    observation.things.push(agent);
-    let is_silent = |thing: &&Thing| matches!(thing.told, Told::Nothing);
-    let silent: Vec<String> = observation.things.iter().filter(is_silent).map(samples::source).collect();
-    // A part of a thing, such as a session, has the thing's name before its own.
-    let is_of_silent = |source: &str| silent.iter().any(|thing| source.starts_with(thing.as_str()));
-    exposition::text(ledger.absorb(samples::samples(&observation), &is_of_silent))
+impl Metrics {
+    /// One scrape.
+    pub(crate) fn scrape(&mut self, observation: &Observation) -> Content {
+        let is_silent = |thing: &&Thing| matches!(thing.told, Told::Nothing);
+        let silent: Vec<String> = observation.things.iter().filter(is_silent).map(samples::source).collect();
+        // A part of a thing, such as a session, has the thing's name before its own.
+        let is_of_silent = |source: &str| silent.iter().any(|thing| source.starts_with(thing.as_str()));
+        let text = exposition::text(self.ledger.absorb(samples::samples(observation), &is_of_silent));
+        Content { kind: exposition::CONTENT_TYPE, text: Cow::Owned(text) }
+    }
 }
 
 #[cfg(test)]
@@ -53,15 +47,18 @@ mod packaged_tests;
 mod tests {
     use super::*;
     use crate::observation::examples;
+    use crate::registry::{Kind, Registry};
 
     #[test]
     fn a_scrape_tells_of_the_agent_and_of_what_does_not_answer() {
         let (_directory, registry) = Registry::temporary();
         let _silent = registry.claim(Kind::Device, "swap").unwrap();
         let agent = || examples::thing(Kind::Agent, "agent", Told::Donor(Box::new(examples::donor_status(5 << 20))));
-        let mut ledger = Ledger::default();
+        let mut metrics = Metrics::default();
         for _ in 0..2 {
-            let page = page(&mut ledger, &registry, agent());
+            let mut observation = Observation::gather(&registry, Some(Kind::Agent)).unwrap();
+            observation.things.push(agent());
+            let page = metrics.scrape(&observation).text;
             for line in [
                 "spillway_processes{kind=\"device\",state=\"silent\"} 1",
                 "spillway_processes{kind=\"agent\",state=\"running\"} 1",

@@ -7,9 +7,9 @@
 //! `--once` prints one picture as text, `--json` one view a line: both after two looks, because a rate needs two.
 
 mod controls;
-mod counts;
+pub(crate) mod counts;
 mod draw;
-mod model;
+pub(crate) mod model;
 mod rows;
 mod terminal;
 mod words;

@@ -14,15 +14,20 @@ fn url(stage: &Stage) -> String {
     agent["report"]["metrics"].as_str().expect("the agent tells where").to_owned()
 }
 
-/// The page at a URL, without its head.
-fn scrape(url: &str) -> String {
+/// The text at a URL, without its head.
+pub(super) fn scrape(url: &str) -> String {
+    get(url, "text/plain; version=0.0.4")
+}
+
+/// The content of a kind at a URL, without its head.
+pub(super) fn get(url: &str, kind: &str) -> String {
     let (address, path) = url.strip_prefix("http://").unwrap().split_at(url.rfind('/').unwrap() - "http://".len());
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains(kind), "{head}");
     body.to_owned()
 }
 

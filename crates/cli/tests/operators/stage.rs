@@ -31,7 +31,7 @@ impl Stage {
         let socket = stage.address("agent");
         let text = format!(
             "[donor]\nmemory = \"64M\"\nheadroom = \"16M\"\nlisten = [\"{socket}\"]\nkey = \"none\"\nslab_size = \"4M\"\n\
-             [metrics]\nlisten = \"127.0.0.1:0\"\n"
+             [metrics]\nlisten = \"127.0.0.1:0\"\npage = true\n"
         );
         fs::write(&configuration, text).unwrap();
         stage.donors.push(Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration)));

@@ -1,11 +1,12 @@
-//! A web server for one page of text: small enough to be read whole, and without a framework.
+//! A web server for the agent's metrics and its page: small enough to be read whole, and without a framework.
 //!
-//! One client at a time: a monitoring system asks every few seconds. A client that is slow or talks nonsense costs at
-//! most [`limits::METRICS_CLIENT_DEADLINE`], in a thread that serves no pages of memory.
+//! One client at a time: a monitoring system and a page ask every few seconds. A client that is slow or talks nonsense
+//! costs at most [`limits::METRICS_CLIENT_DEADLINE`], in a thread that serves no pages of memory.
 //!
-//! Invariant: only `GET /metrics` (and `HEAD`) has an answer with content; nothing that a client sends changes
-//! anything.
+//! Invariant: only `GET` and `HEAD` have an answer with content; nothing that a client sends changes anything. A
+//! browser runs only what came from here ([`SECURITY_HEADERS`]).
 
+use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -13,20 +14,43 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::exposition::CONTENT_TYPE;
 use crate::limits;
 
-/// Where the text is.
-pub(crate) const PATH: &str = "/metrics";
+/// What a browser may do with an answer: load this server's own files, and nothing else.
+const SECURITY_HEADERS: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+                                connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\
+                                X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
+                                Cache-Control: no-store\r\n";
+
+/// What a path stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    /// Its media type.
+    pub(crate) kind: &'static str,
+    /// All of it.
+    pub(crate) text: Cow<'static, str>,
+}
+
+/// A request that makes sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request<'a> {
+    /// The path, without what follows a question mark.
+    pub(crate) path: &'a str,
+    /// The server's name as the client has it, if it says so.
+    pub(crate) host: Option<&'a str>,
+}
+
+/// Gives the content that a request asks for, or says in one line where content is.
+pub(crate) type Answerer<'a> = dyn FnMut(&Request<'_>) -> Result<Content, String> + 'a;
 
 /// The listening end.
 #[derive(Debug)]
-pub(crate) struct MetricsServer {
+pub(crate) struct WebServer {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-impl MetricsServer {
+impl WebServer {
     /// Listens at `address`; port 0 takes a free one.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
@@ -34,29 +58,29 @@ impl MetricsServer {
         Ok(Self { address: listener.local_addr()?, listener })
     }
 
-    /// Where the text is, for people.
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}{PATH}", self.address)
+    /// Where `path` is, for people.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
     }
 
-    /// Waits up to `timeout` for a client and answers it, with `text` if it asks for that.
-    pub(crate) fn serve(&self, timeout: Duration, text: &mut dyn FnMut() -> String) {
+    /// Waits up to `timeout` for a client, and answers it with what `content` gives.
+    pub(crate) fn serve(&self, timeout: Duration, content: &mut Answerer<'_>) {
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
         // An interruption by a signal is one turn of the caller's loop.
         let _ = rustix::event::poll(&mut ready, Some(&timeout));
         if let Ok((stream, _)) = self.listener.accept() {
             // A client that went away misses nothing.
-            let _ = serve_client(stream, text);
+            let _ = serve_client(stream, content);
         }
     }
 }
 
-fn serve_client(mut stream: TcpStream, text: &mut dyn FnMut() -> String) -> io::Result<()> {
+fn serve_client(mut stream: TcpStream, content: &mut Answerer<'_>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(limits::METRICS_CLIENT_DEADLINE))?;
     let head = read_head(&mut stream, Instant::now() + limits::METRICS_CLIENT_DEADLINE)?;
-    let answer = answer(head.as_deref(), text);
+    let answer = answer(head.as_deref(), content);
     stream.write_all(answer.as_bytes())?;
     stream.shutdown(std::net::Shutdown::Write)
 }
@@ -82,7 +106,7 @@ fn read_head(stream: &mut TcpStream, deadline: Instant) -> io::Result<Option<Str
 }
 
 /// The whole answer to a request; `None` is one that is too long.
-fn answer(head: Option<&str>, text: &mut dyn FnMut() -> String) -> String {
+fn answer(head: Option<&str>, content: &mut Answerer<'_>) -> String {
     let Some(head) = head else {
         return response("431 Request Header Fields Too Large", "text/plain", "too long\n", true);
     };
@@ -96,17 +120,24 @@ fn answer(head: Option<&str>, text: &mut dyn FnMut() -> String) -> String {
     if !["GET", "HEAD"].contains(&method) {
         return response("405 Method Not Allowed", "text/plain", "only GET\n", true);
     }
-    if path != PATH {
-        return response("404 Not Found", "text/plain", "metrics are at /metrics\n", has_body);
+    match content(&Request { path, host: header(head, "host") }) {
+        Ok(Content { kind, text }) => response("200 OK", kind, &text, has_body),
+        Err(line) => response("404 Not Found", "text/plain", &format!("{line}\n"), has_body),
     }
-    response("200 OK", CONTENT_TYPE, &text(), has_body)
+}
+
+/// The value of a header.
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
+    fields.filter(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
 }
 
 fn response(status: &str, kind: &str, body: &str, has_body: bool) -> String {
     let length = body.len();
     let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{allow}Connection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{allow}{SECURITY_HEADERS}\
+         Connection: close\r\n\r\n"
     );
     if has_body { head + body } else { head }
 }
@@ -117,13 +148,21 @@ mod tests {
 
     use super::*;
 
+    /// A server that has one text.
+    fn one_text(request: &Request<'_>) -> Result<Content, String> {
+        match request.path {
+            "/metrics" => Ok(Content { kind: "text/plain", text: Cow::Borrowed("x 1\n") }),
+            _ => Err("metrics are at /metrics".to_owned()),
+        }
+    }
+
     fn status_of(request: &str) -> String {
-        let answer = answer(Some(request), &mut || "x 1\n".to_owned());
+        let answer = answer(Some(request), &mut one_text);
         answer.lines().next().unwrap().to_owned()
     }
 
     #[test]
-    fn only_the_metrics_have_an_answer() {
+    fn only_what_is_there_has_an_answer() {
         for (request, status) in [
             ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200 OK"),
             ("GET /metrics?x=1 HTTP/1.0\r\n\r\n", "HTTP/1.1 200 OK"),
@@ -136,20 +175,37 @@ mod tests {
         ] {
             assert_eq!(status_of(request), status, "{request}");
         }
-        let text = answer(Some("GET /metrics HTTP/1.1\r\n\r\n"), &mut || "x 1\n".to_owned());
+        let text = answer(Some("GET /metrics HTTP/1.1\r\n\r\n"), &mut one_text);
         assert!(text.ends_with("\r\n\r\nx 1\n") && text.contains("Content-Length: 4\r\n"), "{text}");
-        let head = answer(Some("HEAD /metrics HTTP/1.1\r\n\r\n"), &mut || "x 1\n".to_owned());
+        assert!(text.contains("default-src 'none'") && text.contains("no-store"), "{text}");
+        let head = answer(Some("HEAD /metrics HTTP/1.1\r\n\r\n"), &mut one_text);
         assert!(head.ends_with("\r\n\r\n") && head.contains("Content-Length: 4\r\n"), "{head}");
+    }
+
+    #[test]
+    fn the_host_is_read_whatever_its_case() {
+        for (head, host) in [
+            ("GET / HTTP/1.1\r\nHost: a:1\r\n\r\n", Some("a:1")),
+            ("GET / HTTP/1.1\r\nAccept: x\r\nhOST:b\r\n\r\n", Some("b")),
+            ("GET / HTTP/1.1\r\n\r\n", None),
+        ] {
+            let mut seen = None;
+            answer(Some(head), &mut |request| {
+                seen = request.host.map(str::to_owned);
+                one_text(request)
+            });
+            assert_eq!(seen.as_deref(), host, "{head}");
+        }
     }
 
     /// Serves while `client` talks to the address.
     fn with_server<T>(client: impl FnOnce(SocketAddr) -> T) -> T {
-        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let server = WebServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    server.serve(Duration::from_millis(5), &mut || "x 1\n".to_owned());
+                    server.serve(Duration::from_millis(5), &mut one_text);
                 }
             });
             let result = client(server.address);
