@@ -23,6 +23,7 @@ fn churn(collector: &str) {
 }
 
 #[test]
+#[ignore = "a minute beside the collector of several threads: `make soak` runs it"]
 fn java_collects_its_garbage() {
     churn("-XX:+UseSerialGC");
 }
@@ -33,6 +34,7 @@ fn java_collects_its_garbage_with_several_threads() {
 }
 
 #[test]
+#[ignore = "a minute beside the collector of several threads: `make soak` runs it"]
 fn java_collects_its_garbage_while_it_runs() {
     churn("-XX:+UseG1GC");
 }

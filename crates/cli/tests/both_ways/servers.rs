@@ -125,6 +125,7 @@ fn redis_at_half_saves_and_answers_the_same() {
 }
 
 #[test]
+#[ignore = "a minute beside its neighbour at half: `make soak` runs it"]
 fn redis_at_a_quarter_saves_and_answers_the_same() {
     redis_at("25%");
 }
