@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 78] = [
+const DECISIONS: [&str; 79] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -219,6 +219,7 @@ const DECISIONS: [&str; 78] = [
     "crates/volume/src/steward/leaving.rs",
     "crates/volume/src/steward/moving.rs",
     "crates/volume/src/steward/pages.rs",
+    "crates/volume/src/steward/peer.rs",
     "crates/volume/src/steward/placement.rs",
     "crates/volume/src/steward/placing.rs",
     "crates/volume/src/slab_map/page_bits.rs",

@@ -147,6 +147,10 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// See [`RECONNECT_PAUSE_MIN`].
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 
+/// How often a link thread without a session looks whether its donor is removed or the device stops: no person notices
+/// it, and it costs nothing against a pause of [`RECONNECT_PAUSE_MIN`].
+pub const LINK_IDLE_PAUSE: Duration = Duration::from_millis(10);
+
 /// Donors are asked for their room so often, as long as some donor has any; the answer of a placement comes on top.
 pub const FREE_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -8,17 +8,15 @@
 //! donor that comes back is a new one, with new slabs. Slabs that it kept for a process that died are taken over at
 //! the beginning of the first session of the next one ([`reunion`]).
 //!
-//! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of
-//! some page: then giving up would lose the page for certain, and it is waited for much longer
-//! ([`Patience`](spillway_fabric::patience::Patience)).
+//! When to connect, how long silence is borne and when to try again is decided by the [`Peer`]; this thread brings it
+//! what the socket, the clock and other threads say, and does what follows.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_fabric::control::ControlError;
 use spillway_fabric::control::message::Message;
-use spillway_fabric::control::silence::Silence;
+use spillway_fabric::control::{ControlError, ControlReceiver};
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 
 use super::dialing::Resolver;
@@ -29,36 +27,178 @@ use super::opening::Attempt;
 use super::reunion;
 use super::{ManagerState, donor_table};
 use crate::engine::queue_pairs::QueuePairChange;
-use crate::limits::{
-    RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
-};
+use crate::limits::{LINK_IDLE_PAUSE, SOLE_COPY_PATIENCE_WITH_DISK};
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::DonorRecord;
-use crate::steward::{Input, Link};
+use crate::steward::peer::{GiveUp, Input, Output, Peer, PeerConfig};
+use crate::steward::{Input as StewardInput, Link};
 
 /// Keeps `donor` connected until the device stops, or until the donor is removed and has no slab any more.
 pub fn run(shared: &ManagerState, donor: &DonorEntry) {
-    let mut pause = RECONNECT_PAUSE_MIN;
-    let mut resolver = Resolver::default();
-    while !shared.is_stopping() {
-        let ended = if donor.is_dismissed() { Err(LinkError::Removed) } else { session(shared, donor, &mut resolver) };
-        match ended {
-            Ok(()) => return,
-            // Our own goodbye ended it, and the volume goes with the device.
-            Err(_) if shared.is_stopping() => return,
-            Err(error) => {
-                let was_connected = donor.session().is_some();
-                clean_up(shared, donor, &error);
-                pause = if was_connected { RECONNECT_PAUSE_MIN } else { (pause * 2).min(RECONNECT_PAUSE_MAX) };
+    LinkThread::new(shared, donor).run();
+}
+
+/// The Peer among sockets, see the module text.
+struct LinkThread<'a> {
+    shared: &'a ManagerState,
+    donor: &'a DonorEntry,
+    peer: Peer,
+    resolver: Resolver,
+    orders: Orders,
+}
+
+/// What the Peer has decided, and the thread has not done yet.
+#[derive(Debug, Default)]
+struct Orders {
+    connect: bool,
+    ping: bool,
+    give_up: Option<GiveUp>,
+    is_over: bool,
+}
+
+impl<'a> LinkThread<'a> {
+    fn new(shared: &'a ManagerState, donor: &'a DonorEntry) -> Self {
+        let sole_copy_patience =
+            if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
+        let keeps_several_copies = shared.volume.keeps_several_copies();
+        let peer = Peer::new(PeerConfig { sole_copy_patience, keeps_several_copies }, Instant::now());
+        Self { shared, donor, peer, resolver: Resolver::default(), orders: Orders::default() }
+    }
+
+    fn run(&mut self) {
+        loop {
+            self.watch();
+            if self.orders.is_over {
+                break;
+            }
+            if !std::mem::take(&mut self.orders.connect) {
+                std::thread::sleep(LINK_IDLE_PAUSE);
+                continue;
+            }
+            let ended = self.session();
+            if self.shared.is_stopping() {
+                // Our own goodbye ended it, and the volume goes with the device.
+                return;
+            }
+            if let Err(error) = ended {
+                clean_up(self.shared, self.donor, &error);
+            }
+            self.orders = Orders::default();
+            self.tell(Input::Ended);
+        }
+        if self.donor.is_dismissed() && !self.shared.is_stopping() {
+            clean_up(self.shared, self.donor, &LinkError::Removed);
+            donor_table::dismissed(self.shared, self.donor);
+        }
+    }
+
+    /// Tells the Peer what time and other threads bring.
+    fn watch(&mut self) {
+        if self.shared.is_stopping() {
+            self.tell(Input::Stopping);
+        } else if self.donor.is_dismissed() {
+            self.tell(Input::Dismissed);
+        }
+        if self.peer.wake_at().is_some_and(|at| at <= Instant::now()) {
+            self.tell(Input::Tick);
+        }
+    }
+
+    fn tell(&mut self, input: Input) {
+        let mut inputs = Some(input);
+        while let Some(input) = inputs.take() {
+            for output in self.peer.on(Instant::now(), input) {
+                match output {
+                    Output::LookForSoleCopies => inputs = Some(Input::Found { is_sole: self.has_sole_copies() }),
+                    Output::Connect => self.orders.connect = true,
+                    Output::Ping => self.orders.ping = true,
+                    Output::GiveUp(why) => self.orders.give_up = Some(why),
+                    Output::Over => self.orders.is_over = true,
+                    Output::Patience(longest) => self.set_patience(longest),
+                    Output::Silent(is_silent) => set_silent(self.shared, self.donor.slot, is_silent),
+                    Output::WaitedFor(longest) => tracing::warn!(
+                        "donor {} is silent; it has the only copy of some pages and is waited for up to {} s",
+                        self.donor.address,
+                        longest.as_secs()
+                    ),
+                    // The thread looks at the Peer's time in every turn.
+                    Output::WakeAt(_) => {}
+                }
             }
         }
-        if donor.is_dismissed() {
-            return donor_table::dismissed(shared, donor);
+    }
+
+    fn has_sole_copies(&self) -> bool {
+        let shared = self.shared;
+        shared.volume.depends_on(self.donor.slot, &|other: DonorSlot| shared.is_within_reach(other))
+    }
+
+    fn set_patience(&self, longest: Option<Duration>) {
+        self.donor.patience().wait_for_sole_copies(longest);
+        if self.shared.is_stopping() {
+            // A thread that stops the device may have looked before this was set.
+            self.donor.patience().wait_for_sole_copies(None);
         }
-        let until = Instant::now() + pause;
-        while Instant::now() < until && !shared.is_stopping() && !donor.is_dismissed() {
-            std::thread::sleep(Duration::from_millis(10));
+    }
+
+    /// One session from its beginning to its end; `Ok` when the device stops.
+    fn session(&mut self) -> Result<(), LinkError> {
+        let (session, mut receiver, early) = self.open()?;
+        for message in early {
+            handle(self.shared, self.donor, &session, message, None)?;
         }
+        loop {
+            self.watch();
+            match self.orders.give_up {
+                Some(GiveUp::Silence) => return Err(ControlError::TimedOut.into()),
+                Some(GiveUp::Dismissed) => {
+                    say_goodbye(self.donor, "the donor was removed from this device");
+                    return Err(LinkError::Removed);
+                }
+                None if self.orders.is_over => return Ok(()),
+                None => {}
+            }
+            if std::mem::take(&mut self.orders.ping) {
+                session.sender.send(&Message::Ping, None)?;
+            }
+            session.reach.ask_for_repairs(&session.sender);
+            match receiver.receive(HEARTBEAT_INTERVAL) {
+                Ok((message, descriptor)) => {
+                    self.tell(Input::Heard);
+                    handle(self.shared, self.donor, &session, message, descriptor)?;
+                }
+                Err(ControlError::TimedOut) => self.tell(Input::Quiet),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Opens a session; with it, what the donor said already.
+    fn open(&mut self) -> Result<(Arc<Session>, ControlReceiver, Vec<Message>), LinkError> {
+        let (shared, donor) = (self.shared, self.donor);
+        let mut attempt = Attempt::begin(shared, donor);
+        let mut opened = attempt.open(&mut self.resolver)?;
+        let reach = attempt.reach(&opened)?;
+        shared.volume.set_silent(donor.slot, false);
+        self.tell(Input::Welcomed);
+        let held = reunion::take_held(shared, donor.slot, &opened.held, &reach);
+        attempt.install_queue_pairs(&mut opened, &reach)?;
+        let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
+        shared.resumption.records.set_donor(donor.slot, &record);
+        let sender = opened.sender.with_patience(donor.patience().silence());
+        let (number, identity) = (donor.number_session(), opened.welcome.donor);
+        let session = Arc::new(Session { number, donor: identity, sender, reach });
+        let transport = opened.transport.name();
+        tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
+        shared.volume.begin_session(donor.slot);
+        donor.connected(Arc::clone(&session), transport, opened.reason);
+        let (free_bytes, site) = (opened.welcome.free_bytes, opened.welcome.site);
+        let link = Link { session: number, identity, free_bytes, slabs_held: held.kept, site };
+        shared.decide(StewardInput::Up { donor: donor.slot, link });
+        self.tell(Input::Connected);
+        // Leased by a process that died before it put them to use.
+        held.unused.into_iter().for_each(|slab| session.release(slab));
+        Ok((session, opened.receiver, opened.early))
     }
 }
 
@@ -97,105 +237,11 @@ fn say_goodbye(donor: &DonorEntry, reason: &str) {
     }
 }
 
-/// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be
-/// lost with it.
-fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -> bool {
-    if silence < SILENCE_NOTICED {
-        return true;
-    }
-    set_silent(shared, donor.slot, true);
-    let is_sole = look_for_sole_copies(shared, donor);
-    if is_sole && silence == SILENCE_DEADLINE {
-        let most = donor.patience().silence().as_secs();
-        tracing::warn!(
-            "donor {} is silent; it has the only copy of some pages and is waited for up to {most} s",
-            donor.address
-        );
-    }
-    silence < donor.patience().silence()
-}
-
 fn set_silent(shared: &ManagerState, donor: DonorSlot, is_silent: bool) {
     if shared.volume.is_silent(donor) != is_silent {
         shared.volume.set_silent(donor, is_silent);
-        shared.decide(Input::Silent { donor, is_silent });
+        shared.decide(StewardInput::Silent { donor, is_silent });
     }
-}
-
-/// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
-fn look_for_sole_copies(shared: &ManagerState, donor: &DonorEntry) -> bool {
-    let within_reach = |other: DonorSlot| shared.is_within_reach(other);
-    // While it is heard pages come, and where they have no second copy no thread looks again before it is silent.
-    let may_become_sole = !shared.volume.is_silent(donor.slot) && !shared.volume.keeps_several_copies();
-    let is_sole = may_become_sole || shared.volume.depends_on(donor.slot, &within_reach);
-    let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
-    donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
-    if shared.is_stopping() {
-        // A thread that stops the device may have looked before this was set.
-        donor.patience().wait_for_sole_copies(None);
-    }
-    is_sole
-}
-
-/// One session from its beginning to its end; `Ok` when the device stops.
-fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
-    let mut attempt = Attempt::begin(shared, donor);
-    let mut opened = attempt.open(resolver)?;
-    let reach = attempt.reach(&opened)?;
-    shared.volume.set_silent(donor.slot, false);
-    look_for_sole_copies(shared, donor);
-    let held = reunion::take_held(shared, donor.slot, &opened.held, &reach);
-    attempt.install_queue_pairs(&mut opened, &reach)?;
-    let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
-    shared.resumption.records.set_donor(donor.slot, &record);
-    let sender = opened.sender.with_patience(donor.patience().silence());
-    let (number, identity) = (donor.number_session(), opened.welcome.donor);
-    let session = Arc::new(Session { number, donor: identity, sender, reach });
-    let transport = opened.transport.name();
-    tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
-    shared.volume.begin_session(donor.slot);
-    donor.connected(Arc::clone(&session), transport, opened.reason);
-    let (free_bytes, site) = (opened.welcome.free_bytes, opened.welcome.site);
-    let link = Link { session: number, identity, free_bytes, slabs_held: held.kept, site };
-    shared.decide(Input::Up { donor: donor.slot, link });
-    // Leased by a process that died before it put them to use.
-    held.unused.into_iter().for_each(|slab| session.release(slab));
-    for message in opened.early {
-        handle(shared, donor, &session, message, None)?;
-    }
-    let mut receiver = opened.receiver;
-    let mut silence = Silence::default();
-    let mut look_again: Option<Instant> = None;
-    while !shared.is_stopping() {
-        if donor.is_dismissed() {
-            say_goodbye(donor, "the donor was removed from this device");
-            return Err(LinkError::Removed);
-        }
-        // Its data connections may still be silent when the control channel speaks again, and have counted for as long.
-        if look_again.take_if(|at| Instant::now() >= *at).is_some() && look_for_sole_copies(shared, donor) {
-            look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
-        }
-        session.reach.ask_for_repairs(&session.sender);
-        match receiver.receive(HEARTBEAT_INTERVAL) {
-            Ok((message, descriptor)) => {
-                silence.is_broken();
-                if shared.volume.is_silent(donor.slot) {
-                    set_silent(shared, donor.slot, false);
-                    look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
-                }
-                handle(shared, donor, &session, message, descriptor)?;
-            }
-            Err(ControlError::TimedOut) => {
-                silence.lasts();
-                if !is_waited_for(shared, donor, silence.observed()) {
-                    return Err(ControlError::TimedOut.into());
-                }
-                session.sender.send(&Message::Ping, None)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 fn handle(
@@ -211,7 +257,7 @@ fn handle(
                 donor.refused(&error.to_string());
                 tracing::warn!("slab {slab} of {}: {error}", donor.address);
                 session.release(slab);
-                shared.decide(Input::Unusable { donor: donor.slot, session: session.number, request });
+                shared.decide(StewardInput::Unusable { donor: donor.slot, session: session.number, request });
                 return Ok(());
             }
             tell(shared, donor, session, message);
@@ -234,7 +280,7 @@ fn handle(
 }
 
 fn tell(shared: &ManagerState, donor: &DonorEntry, session: &Session, message: Message) {
-    shared.decide(Input::Message { donor: donor.slot, session: session.number, message });
+    shared.decide(StewardInput::Message { donor: donor.slot, session: session.number, message });
 }
 
 fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
@@ -249,7 +295,7 @@ fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
         return;
     };
     session.sender.close();
-    shared.decide(Input::Down { donor: donor.slot });
+    shared.decide(StewardInput::Down { donor: donor.slot });
     for holder in &shared.queue_pairs {
         holder.mailbox.leave(QueuePairChange { donor: donor.slot, queue_pair: None });
     }

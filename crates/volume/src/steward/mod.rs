@@ -3,7 +3,7 @@
 //! [`Steward::on`] takes the time and one [`Input`], and returns what is to be done as [`Output`]s, in order. It has no
 //! clock, no thread, no descriptor and no lock, and its randomness comes from a seed. What it asks of the volume stands
 //! in [`Pages`]. So the manager's threads, a property test and a simulated cluster run the same decisions. No page and
-//! no request passes here; connections and silence are left to the link ([`crate::manager::link`]).
+//! no request passes here; connections and silence are decided by a [`peer`] for each donor.
 //!
 //! The life of one copy:
 //! 1. *Wanted.* An I/O thread found a slab unmapped ([`Input::Wanted`]), a look found too few copies
@@ -33,6 +33,7 @@ pub mod heat;
 pub mod leaving;
 pub mod moving;
 pub mod pages;
+pub mod peer;
 pub mod placement;
 pub mod placing;
 #[cfg(test)]
