@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 79] = [
+const DECISIONS: [&str; 80] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -247,6 +247,7 @@ const DECISIONS: [&str; 79] = [
     "crates/donor/src/lender/preparation.rs",
     "crates/donor/src/lender/random.rs",
     "crates/donor/src/lender/recalls.rs",
+    "crates/donor/src/lender/reservations.rs",
     "crates/donor/src/lender/sessions.rs",
     "crates/pager/src/page_table/mod.rs",
     "crates/pager/src/mappings/events.rs",

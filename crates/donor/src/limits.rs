@@ -60,6 +60,10 @@ pub const PREPARE_STEP_BYTES: usize = 256 << 10;
 /// Slab sizes that slabs are prepared of at once: devices of one cluster rarely have more than two.
 pub const PREPARED_SIZES_MAX: usize = 4;
 
+/// Slabs kept for the questions of one session at a time: a borrower has four placements under way, and an answer or
+/// two left over.
+pub const RESERVATIONS_PER_SESSION_MAX: usize = 16;
+
 /// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -84,6 +88,7 @@ const _: () = {
     assert!(4 * UNPROVEN_PER_SOURCE_MAX <= UNPROVEN_MAX);
     assert!(UNPROVEN_MAX < CONNECTIONS_MAX);
     assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
+    assert!(RESERVATIONS_PER_SESSION_MAX < SLABS_PER_SESSION_MAX);
     assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());
     assert!(PATIENCE_MAX.as_millis() >= SOLE_COPY_PATIENCE.as_millis(), "what borrowers ask for is granted");
     assert!(PATIENCE_MAX.as_millis() >= SILENCE_DEADLINE.as_millis());

@@ -83,6 +83,9 @@ pub struct RecallCounts {
     pub asked: u64,
     /// Of those, released or lost with their session.
     pub returned: u64,
+    /// Of those asked back, the ones that may stay: a drain was undone.
+    #[serde(default)]
+    pub withdrawn: u64,
     /// Of those not returned, past their deadline now.
     pub overdue: u64,
 }

@@ -45,6 +45,24 @@ fn everything_is_asked_back_and_lent_again_when_that_is_undone() {
 }
 
 #[test]
+fn what_was_asked_back_may_stay_when_the_drain_is_undone() {
+    let key = ClusterKey::from_bytes([7; 32]);
+    let donor = TestDonor::start(4, Some(key.clone()));
+    let mut borrower = Borrower::open(donor.dial_tcp(), Some(&key), false).unwrap();
+    let (gone, stays) = (borrower.lease().0, borrower.lease().0);
+    assert!(order(&donor, Some(&key), DrainOrder::Drain).unwrap().0);
+    let Message::Recall { slabs, .. } = borrower.hear().unwrap().0 else { panic!("it asks for all") };
+    assert_eq!(slabs, [gone, stays]);
+    borrower.sender.send(&Message::Release { slab: gone }, None).unwrap();
+    assert!(matches!(borrower.hear().unwrap().0, Message::Released { .. }));
+    let (is_draining, lent_bytes, _) = order(&donor, Some(&key), DrainOrder::Undo).unwrap();
+    assert!(!is_draining && lent_bytes == SLAB_SIZE_BYTES);
+    assert_eq!(borrower.hear().unwrap().0, Message::RecallWithdrawn { slabs: vec![stays] });
+    let recalls = donor.donor.status().recalls;
+    assert_eq!((recalls.asked, recalls.returned, recalls.withdrawn), (2, 1, 1));
+}
+
+#[test]
 fn without_the_key_nothing_is_drained() {
     let key = ClusterKey::from_bytes([7; 32]);
     let donor = TestDonor::start(4, Some(key));

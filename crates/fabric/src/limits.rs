@@ -51,6 +51,10 @@ pub const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
 /// back within some ten seconds.
 pub const SOLE_COPY_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a donor keeps a slab for a borrower that asked for its room: twice what the borrower has to make use of the
+/// answer, so that its word arrives in time unless it takes as long on the way.
+pub const RESERVATION_TIME: Duration = Duration::from_secs(2);
+
 /// A data connection's silence is counted from one look to the next, at most so much of it each time: five times as
 /// long as the longest sleep of a thread with requests in flight. A thread that looks more rarely did not get to run,
 /// which is no fault of the donor's.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 use spillway_fabric::limits::{
-    CREDITS_RESERVED_FOR_DEMAND, HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE,
-    SLAB_SIZE_BYTES_MIN,
+    CREDITS_RESERVED_FOR_DEMAND, HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, RESERVATION_TIME,
+    SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
@@ -158,11 +158,24 @@ pub const FREE_INTERVAL: Duration = Duration::from_secs(1);
 pub const FREE_INTERVAL_FULL: Duration = Duration::from_millis(200);
 
 /// Donors that are drawn and asked for each copy: the power of two choices (Infiniswap, NSDI'17, section 4.3;
-/// Mitzenmacher). Three are somewhat more even and cost 12 % more messages a slab (docs/decisions/steward.md).
+/// Mitzenmacher). Three are somewhat more even, and keep one more slab of another donor for a moment
+/// (docs/decisions/steward.md).
 pub const PLACEMENT_CHOICES: usize = 2;
+
+/// An answer to a question for room is used for so long since it was asked, for this slab or for a later one: half of
+/// what the donor keeps the slab.
+pub const OFFER_USED_TIME: Duration = Duration::from_secs(1);
+
+/// A donor that can lend fewer slabs than this besides the one that is kept is told when that one is not needed.
+/// Others may want it; where there is more, the reservation ends by itself.
+pub const OFFER_KEPT_ROOM_SLABS: u64 = 8;
 
 /// Placements that go on at one time. More would draw by answers that the other placements are about to change.
 pub const PLACEMENTS_MAX: usize = 4;
+
+/// A copy that leaves for the disk waits at most so long for pages in the backlog, while no write reaches the copy: a
+/// full backlog (64 MiB) takes as long on a disk of 32 MB/s. Readers of such a page wait too.
+pub const BACKLOG_AWAITED: Duration = Duration::from_secs(2);
 
 /// A recalled slab that could not leave its donor is tried again so often: the disk thread, which often is what it
 /// waits for, empties a full backlog in about this time.
@@ -205,4 +218,6 @@ const _: () = {
     assert!(DONORS_MAX <= EVENTS_MAX, "a thread waits for the answers of every donor");
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
     assert!(DISK_RUN_PAGES_MAX <= 1024);
+    assert!(2 * OFFER_USED_TIME.as_millis() <= RESERVATION_TIME.as_millis(), "a lease by an offer has time to arrive");
+    assert!(OFFER_USED_TIME.as_millis() + CONTROL_REPLY_DEADLINE.as_millis() < RESERVATION_TIME.as_millis());
 };

@@ -132,6 +132,7 @@ impl Lender {
     pub(super) fn end(&mut self, now: Instant, id: SessionId, reason: EndReason) {
         let session = self.sessions.open.remove(&id).expect("only an open session ends");
         self.cancel_booked(id);
+        self.reservations.close(id);
         let lingers = reason.is_sudden() && !session.linger.is_zero() && self.leases.slabs_held(id) > 0;
         self.outputs.push(Output::End { session: id, reason });
         if lingers {

@@ -29,6 +29,8 @@ pub struct Holdings {
     pub recalled_bytes: u64,
     /// Prepared for the next leases.
     pub prepared_bytes: u64,
+    /// Kept for borrowers that were offered a slab; of what is prepared, or can be taken from the machine.
+    pub reserved_bytes: u64,
 }
 
 impl Capacity {
@@ -84,16 +86,23 @@ impl Capacity {
         self.available_bytes.saturating_sub(kept)
     }
 
-    /// What could be lent now: within the quota, and prepared already or takeable.
+    /// What could be lent now: within the quota, prepared already or takeable, and not kept for any borrower.
     pub fn lendable_bytes(&self, holdings: Holdings) -> u64 {
+        self.reservable_bytes(holdings).saturating_sub(holdings.reserved_bytes)
+    }
+
+    /// What could be lent and is not, whether it is kept for a borrower or not.
+    pub fn reservable_bytes(&self, holdings: Holdings) -> u64 {
         let within_quota = self.quota_bytes.saturating_sub(holdings.lent_bytes);
         within_quota.min(self.takeable_bytes().saturating_add(holdings.prepared_bytes))
     }
 
-    /// What could be prepared on top of what is.
+    /// What could be prepared on top of what is. While a slab is made it is neither takeable nor prepared; so what is
+    /// kept for borrowers beyond the prepared slabs is left.
     pub fn preparable_bytes(&self, holdings: Holdings) -> u64 {
         let held = holdings.lent_bytes.saturating_add(holdings.prepared_bytes);
-        self.quota_bytes.saturating_sub(held).min(self.takeable_bytes())
+        let kept = holdings.reserved_bytes.saturating_sub(holdings.prepared_bytes);
+        self.quota_bytes.saturating_sub(held).min(self.takeable_bytes().saturating_sub(kept))
     }
 
     /// What has to come back from borrowers, beyond what was asked back already: lent over the quota, or from the
@@ -175,7 +184,7 @@ mod tests {
     fn a_smaller_quota_asks_for_the_difference_once() {
         let mut capacity = Capacity::new(1000, 0, sample(1000));
         capacity.set_quota(300);
-        let mut holdings = Holdings { lent_bytes: 500, recalled_bytes: 0, prepared_bytes: 50 };
+        let mut holdings = Holdings { lent_bytes: 500, prepared_bytes: 50, ..Holdings::default() };
         assert_eq!(capacity.shortage_bytes(holdings), 200);
         assert_eq!(capacity.prepared_excess_bytes(holdings), 50);
         holdings.recalled_bytes = 200;
@@ -186,11 +195,15 @@ mod tests {
         #[test]
         fn what_is_lendable_is_never_also_short(
             quota in 0u64..1000, headroom in 0u64..1000, available in 0u64..1000, lent in 0u64..1000, prepared in 0u64..1000,
+            reserved in 0u64..1000,
         ) {
             let capacity = Capacity::new(quota, headroom, sample(available));
-            let holdings = Holdings { lent_bytes: lent, recalled_bytes: 0, prepared_bytes: prepared };
+            let holdings =
+                Holdings { lent_bytes: lent, recalled_bytes: 0, prepared_bytes: prepared, reserved_bytes: reserved };
             let lendable = capacity.lendable_bytes(holdings);
             prop_assert!(lent + lendable <= quota.max(lent));
+            let is_kept = reserved <= capacity.reservable_bytes(holdings);
+            prop_assert!(!is_kept || lent + lendable + reserved <= quota.max(lent));
             prop_assert!(capacity.shortage_bytes(holdings) <= lent);
             prop_assert!(lent <= quota || lendable == 0);
             prop_assert!(capacity.preparable_bytes(holdings) == 0 || capacity.prepared_excess_bytes(holdings) == 0);

@@ -43,6 +43,15 @@ pub enum LeaseError {
     NotHeld(SlabHandle),
 }
 
+/// Why a slab is asked back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The machine is short of memory, or the quota is smaller.
+    Shortage,
+    /// The donor is being emptied.
+    Drain,
+}
+
 /// All leases of a donor, see the module text.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseBook {
@@ -74,6 +83,7 @@ enum LeaseState {
     Recalled {
         deadline: Instant,
         overdue: bool,
+        cause: Cause,
     },
 }
 
@@ -157,7 +167,7 @@ impl LeaseBook {
     fn account_return(&mut self, lease: Lease, state: LeaseState, size_bytes: u64) {
         assert!(self.lent_bytes >= size_bytes, "what comes back was lent");
         self.lent_bytes -= size_bytes;
-        if let LeaseState::Recalled { deadline, overdue } = state {
+        if let LeaseState::Recalled { deadline, overdue, .. } = state {
             assert!(self.recalled_bytes >= size_bytes, "what comes back after a recall was recalled");
             assert!(self.recalls.overdue >= u64::from(overdue), "an overdue slab was counted as overdue");
             assert!(self.due.remove(&(deadline, lease)), "a recalled slab is due");
@@ -168,11 +178,11 @@ impl LeaseBook {
     }
 
     /// Notes that a slab is asked back by `deadline`. Whether that is new; a slab given back meanwhile is not.
-    pub fn recall(&mut self, lease: Lease, deadline: Instant) -> bool {
+    pub fn recall(&mut self, lease: Lease, cause: Cause, deadline: Instant) -> bool {
         let Some(leases) = self.sessions.get_mut(&lease.session) else { return false };
         match leases.slabs.get_mut(&lease.slab) {
             Some(LeasedSlab { state: state @ LeaseState::Lent, .. }) => {
-                *state = LeaseState::Recalled { deadline, overdue: false };
+                *state = LeaseState::Recalled { deadline, overdue: false, cause };
             }
             _ => return false,
         }
@@ -189,12 +199,12 @@ impl LeaseBook {
         while let Some((deadline, lease)) = self.due.first().copied().filter(|(deadline, _)| *deadline <= now) {
             self.due.remove(&(deadline, lease));
             let leased = self.sessions.get_mut(&lease.session).and_then(|leases| leases.slabs.get_mut(&lease.slab));
-            let Some(LeasedSlab { state: LeaseState::Recalled { deadline, overdue }, .. }) = leased else {
+            let Some(LeasedSlab { state: LeaseState::Recalled { deadline, overdue, .. }, .. }) = leased else {
                 unreachable!("a lease that is due is recalled");
             };
             self.recalls.overdue += u64::from(!*overdue);
             assert!(
-                self.recalls.returned + self.recalls.overdue <= self.recalls.asked,
+                self.recalls.returned + self.recalls.withdrawn + self.recalls.overdue <= self.recalls.asked,
                 "an overdue slab was asked for"
             );
             *deadline = now + grace;
@@ -204,6 +214,25 @@ impl LeaseBook {
         self.due.extend(late.iter().map(|lease| (now + grace, *lease)));
         late.sort_unstable();
         late
+    }
+
+    /// The slabs that were asked back for a drain stay lent. Those.
+    pub fn withdraw_drained(&mut self) -> Vec<Lease> {
+        let mut stay = Vec::new();
+        for (session, leases) in &mut self.sessions {
+            for (slab, leased) in &mut leases.slabs {
+                let LeaseState::Recalled { deadline, overdue, cause: Cause::Drain } = leased.state else { continue };
+                let lease = Lease { session: *session, slab: *slab };
+                assert!(self.due.remove(&(deadline, lease)), "a recalled slab is due");
+                assert!(self.recalled_bytes >= leases.slab_size_bytes, "a slab that stays was recalled");
+                leased.state = LeaseState::Lent;
+                self.recalled_bytes -= leases.slab_size_bytes;
+                self.recalls.withdrawn += 1;
+                self.recalls.overdue -= u64::from(overdue);
+                stay.push(lease);
+            }
+        }
+        stay
     }
 
     /// When the next recalled slab is to be asked for again.
@@ -306,17 +335,17 @@ mod tests {
         let start = Instant::now();
         book.open(SessionId(1), SIZE);
         lend(&mut book, 1).unwrap();
-        assert!(book.recall(lease(1, 0), start + GRACE));
-        assert!(!book.recall(lease(1, 0), start + GRACE), "asked already");
-        assert!(!book.recall(lease(1, 7), start + GRACE), "not lent");
+        assert!(book.recall(lease(1, 0), Cause::Drain, start + GRACE));
+        assert!(!book.recall(lease(1, 0), Cause::Drain, start + GRACE), "asked already");
+        assert!(!book.recall(lease(1, 7), Cause::Drain, start + GRACE), "not lent");
         assert_eq!(book.take_overdue(start, GRACE), []);
         assert_eq!(book.take_overdue(start + GRACE, GRACE), [lease(1, 0)]);
         assert_eq!(book.take_overdue(start + GRACE, GRACE), []);
         assert_eq!(book.take_overdue(start + 2 * GRACE, GRACE), [lease(1, 0)]);
-        assert_eq!(book.recalls(), RecallCounts { asked: 1, returned: 0, overdue: 1 });
+        assert_eq!(book.recalls(), RecallCounts { asked: 1, overdue: 1, ..RecallCounts::default() });
         assert_eq!((book.lent_bytes(), book.recalled_bytes()), (SIZE, SIZE));
         book.close(SessionId(1));
-        assert_eq!(book.recalls(), RecallCounts { asked: 1, returned: 1, overdue: 0 });
+        assert_eq!(book.recalls(), RecallCounts { asked: 1, returned: 1, ..RecallCounts::default() });
         assert_eq!((book.lent_bytes(), book.recalled_bytes()), (0, 0));
     }
 
@@ -326,7 +355,7 @@ mod tests {
         book.open(SessionId(1), SIZE);
         let handle = book.book(SessionId(1), SlabId(7)).unwrap();
         assert_eq!(book.release(lease(1, 0)), Err(LeaseError::NotHeld(handle)));
-        assert!(book.recallable().is_empty() && !book.recall(lease(1, 0), now));
+        assert!(book.recallable().is_empty() && !book.recall(lease(1, 0), Cause::Drain, now));
         assert_eq!(book.lent_bytes(), SIZE, "its memory is promised");
         assert!(book.cancel(lease(1, 0)) && !book.cancel(lease(1, 0)));
         assert_eq!(book.lent_bytes(), 0);
@@ -340,7 +369,7 @@ mod tests {
         let (mut book, start) = (LeaseBook::default(), Instant::now());
         book.open(SessionId(1), SIZE);
         (0..3).for_each(|_| assert!(lend(&mut book, 1).is_ok()));
-        book.recall(lease(1, 2), start + GRACE);
+        book.recall(lease(1, 2), Cause::Shortage, start + GRACE);
         book.release(lease(1, 0)).unwrap();
         let names: Vec<u32> = book.adopt(SessionId(1), SessionId(2)).iter().map(|(handle, _)| handle.0).collect();
         assert_eq!(names, [1, 2]);
@@ -357,7 +386,13 @@ mod tests {
         Lease(u64),
         Release(u64, u32),
         Recall(u64, u32),
+        Withdraw,
         Close(u64),
+    }
+
+    /// Slabs with odd names are asked back for a drain, the others for lack of memory.
+    fn cause_of(slab: u32) -> Cause {
+        if slab.is_multiple_of(2) { Cause::Shortage } else { Cause::Drain }
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -366,6 +401,7 @@ mod tests {
             5 => (0..4u64).prop_map(Step::Lease),
             4 => (0..4u64, 0..8u32).prop_map(|(session, slab)| Step::Release(session, slab)),
             3 => (0..4u64, 0..8u32).prop_map(|(session, slab)| Step::Recall(session, slab)),
+            1 => Just(Step::Withdraw),
             1 => (0..4u64).prop_map(Step::Close),
         ]
     }
@@ -397,7 +433,18 @@ mod tests {
                 Step::Recall(session, slab) => {
                     let state = self.sessions.get_mut(&session).and_then(|slabs| slabs.get_mut(&slab));
                     let new = state.is_some_and(|recalled| !std::mem::replace(recalled, true));
-                    assert_eq!(book.recall(lease(session, slab), now), new);
+                    assert_eq!(book.recall(lease(session, slab), cause_of(slab), now), new);
+                }
+                Step::Withdraw => {
+                    let mut stay = BTreeSet::new();
+                    for (session, slabs) in &mut self.sessions {
+                        for (slab, recalled) in slabs.iter_mut().filter(|(slab, _)| cause_of(**slab) == Cause::Drain) {
+                            if std::mem::take(recalled) {
+                                stay.insert(lease(*session, *slab));
+                            }
+                        }
+                    }
+                    assert_eq!(book.withdraw_drained().into_iter().collect::<BTreeSet<_>>(), stay);
                 }
                 Step::Close(session) => {
                     let slabs = self.sessions.remove(&session).unwrap_or_default().len() as u64;

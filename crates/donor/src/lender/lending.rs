@@ -62,6 +62,8 @@ impl Lender {
                 let slabs_held = self.leases.slabs_held(session) as u32;
                 self.send(session, Message::Free { request, free_bytes, slabs_held });
             }
+            Message::Ask { request } => self.ask(now, session, request),
+            Message::Decline { request } => drop(self.reservations.take(session, request)),
             Message::Lease { request } => self.lease(session, request),
             Message::Release { slab } => self.release(now, Lease { session, slab }),
             Message::Activity { request, values } => {
@@ -78,6 +80,8 @@ impl Lender {
     }
 
     fn lease(&mut self, session: SessionId, request: u32) {
+        // What was kept for it is there now.
+        self.reservations.take(session, request);
         if let Err(Refusal { full, reason }) = self.try_lease(session, request) {
             self.counters.leases_refused += 1;
             self.send(session, Message::Refused { request, full, reason });

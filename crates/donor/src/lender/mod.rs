@@ -7,7 +7,9 @@
 //! [`connections`](crate::connections).
 //!
 //! The life of one slab:
-//! 1. *Asked for.* `Message::Lease` of an open session. Without room in the quota or above the headroom, `Refused`.
+//! 1. *Asked for.* `Message::Ask` of an open session keeps room for one slab ([`reservations`]), which `Lease` with the
+//!    same number takes. A `Lease` of its own gets a slab if there is room in the quota and above the headroom, else
+//!    `Refused`.
 //! 2. *Made.* A slab that was made ahead is taken; else [`Output::Make`], and its memory counts as taken from now on.
 //!    [`Input::Made`] or [`Input::MakeFailed`] answers, once. A failure is a `Refused`.
 //! 3. *Leased.* [`Output::Attach`] gives it a handle in its session, then `Leased` is sent. From then on it is active.
@@ -32,6 +34,7 @@ mod lending;
 pub mod preparation;
 pub mod random;
 mod recalls;
+mod reservations;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -52,6 +55,7 @@ use leases::{LeaseBook, SessionId};
 use lending::Making;
 use preparation::PreparedSlabs;
 use random::Random;
+use reservations::Reservations;
 use sessions::Sessions;
 
 /// A slab's memory, counted from the donor's start.
@@ -106,7 +110,7 @@ pub enum Input {
     },
     /// Nothing is to be lent any more, and everything is to come back.
     Drain,
-    /// Lend again. What was asked back before still comes back.
+    /// Lend again. What was asked back for the drain may stay.
     Undrain,
     /// The time of the last [`Output::WakeAt`] has come.
     Tick,
@@ -256,6 +260,7 @@ pub struct Lender {
     capacity: Capacity,
     leases: LeaseBook,
     sessions: Sessions,
+    reservations: Reservations,
     making: BTreeMap<SlabId, Making>,
     slabs_next: u64,
     prepared: PreparedSlabs,
@@ -281,6 +286,7 @@ impl Lender {
             capacity: Capacity::new(config.quota_bytes, config.headroom_bytes, first),
             leases: LeaseBook::default(),
             sessions: Sessions::default(),
+            reservations: Reservations::default(),
             making: BTreeMap::new(),
             slabs_next: 0,
             prepared: PreparedSlabs::default(),
@@ -301,6 +307,7 @@ impl Lender {
     /// Decides what follows from `input`, which came at `now`. Times of inputs do not go backwards.
     pub fn on(&mut self, now: Instant, input: Input) -> Vec<Output> {
         let changes = !is_question(&input);
+        self.reservations.expire(now);
         match input {
             Input::Opened(opening) => self.open(now, opening),
             Input::Message { session, message } => self.hear(now, session, message),
@@ -315,11 +322,12 @@ impl Lender {
             Input::MakeFailed { slab, reason } => self.make_failed(slab, &reason),
             Input::Quota { bytes } => self.capacity.set_quota(bytes),
             Input::Drain => self.is_draining = true,
-            Input::Undrain => self.is_draining = false,
+            Input::Undrain => self.undrain(),
             Input::Tick => {}
         }
         if changes {
             self.expire_sessions(now);
+            self.trim_reservations();
             self.plan_recalls(now);
             self.tend_prepared();
         }
@@ -328,7 +336,8 @@ impl Lender {
     }
 
     fn plan_wake(&mut self) {
-        let times = [self.leases.recall_due(), self.eviction.as_ref().map(Eviction::deadline), self.sessions.due()];
+        let evicted = self.eviction.as_ref().map(Eviction::deadline);
+        let times = [self.leases.recall_due(), evicted, self.sessions.due(), self.reservations.due()];
         let wake_at = times.into_iter().flatten().min();
         if wake_at != self.wake_at {
             self.wake_at = wake_at;
@@ -352,6 +361,7 @@ impl Lender {
             lent_bytes: self.leases.lent_bytes(),
             recalled_bytes: self.leases.recalled_bytes(),
             prepared_bytes: self.prepared.bytes(),
+            reserved_bytes: self.reservations.bytes(),
         }
     }
 
@@ -367,11 +377,12 @@ impl Lender {
         self.free_to_lend_bytes().min(within_limit)
     }
 
-    /// What all volumes of `machine` hold, those included that may come back.
+    /// What all volumes of `machine` hold or have kept for them, those included that may come back.
     fn lent_to_bytes(&self, machine: Machine) -> u64 {
         let lingering = self.sessions.lingering.iter().map(|(id, lingering)| (id, &lingering.session));
         let of_machine = self.sessions.open.iter().chain(lingering).filter(|(_, session)| session.machine == machine);
-        of_machine.map(|(id, session)| self.leases.slabs_held(*id) as u64 * session.slab_size_bytes).sum()
+        let held = |id| self.leases.slabs_held(id) as u64;
+        of_machine.map(|(id, open)| held(*id) * open.slab_size_bytes + self.reservations.bytes_of(*id)).sum()
     }
 
     /// The bounds of lending.
@@ -418,6 +429,6 @@ impl Lender {
 /// Whether an input is only a question or a sign of life, which changes nothing that recalls and prepared slabs are
 /// decided from.
 fn is_question(input: &Input) -> bool {
-    use Message::{Ping, Pong, Query};
-    matches!(input, Input::Message { message: Query { .. } | Ping | Pong, .. })
+    use Message::{Ask, Decline, Ping, Pong, Query};
+    matches!(input, Input::Message { message: Query { .. } | Ask { .. } | Decline { .. } | Ping | Pong, .. })
 }

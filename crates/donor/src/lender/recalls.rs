@@ -10,7 +10,7 @@ use spillway_fabric::limits::SLABS_PER_MESSAGE_MAX;
 use spillway_fabric::units::SlabHandle;
 
 use super::eviction::Eviction;
-use super::leases::{Lease, SessionId};
+use super::leases::{Cause, Lease, SessionId};
 use super::{Lender, Note, Output};
 use crate::limits::RECALL_DEADLINE;
 
@@ -24,9 +24,9 @@ impl Lender {
         if self.is_draining {
             self.eviction = None;
             let all = self.leases.recallable().into_iter().map(|(lease, _)| lease).collect();
-            wanted.extend(self.note_recalled(all, now));
+            wanted.extend(self.note_recalled(all, Cause::Drain, now));
         } else if let Some(eviction) = self.eviction.take_if(|eviction| eviction.is_ready(now)) {
-            wanted.extend(self.note_recalled(eviction.choose(), now));
+            wanted.extend(self.note_recalled(eviction.choose(), Cause::Shortage, now));
         }
         for (session, slabs) in by_session(&wanted) {
             let deadline_ms = RECALL_DEADLINE.as_millis() as u32;
@@ -34,6 +34,15 @@ impl Lender {
         }
         if self.eviction.is_none() && !self.is_draining {
             self.start_eviction(now);
+        }
+    }
+
+    /// Lends again. Borrowers may keep what was asked back for the drain; what the machine is short of it asks for
+    /// anew.
+    pub(super) fn undrain(&mut self) {
+        self.is_draining = false;
+        for (session, slabs) in by_session(&self.leases.withdraw_drained()) {
+            self.tell_of(session, &slabs, |slabs| Message::RecallWithdrawn { slabs });
         }
     }
 
@@ -53,8 +62,8 @@ impl Lender {
     }
 
     /// Notes that these are asked back; those that were not already.
-    fn note_recalled(&mut self, leases: Vec<Lease>, now: Instant) -> Vec<Lease> {
-        leases.into_iter().filter(|lease| self.leases.recall(*lease, now + RECALL_DEADLINE)).collect()
+    fn note_recalled(&mut self, leases: Vec<Lease>, cause: Cause, now: Instant) -> Vec<Lease> {
+        leases.into_iter().filter(|lease| self.leases.recall(*lease, cause, now + RECALL_DEADLINE)).collect()
     }
 
     /// Says something of slabs to a session that is open and not stopped.

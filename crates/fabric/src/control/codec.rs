@@ -62,6 +62,10 @@ mod kind {
     pub(super) const RDMA_CONNECT: u8 = 20;
     pub(super) const RDMA_CONNECTED: u8 = 21;
     pub(super) const RDMA_REFUSED: u8 = 22;
+    pub(super) const ASK: u8 = 23;
+    pub(super) const OFFERED: u8 = 24;
+    pub(super) const DECLINE: u8 = 25;
+    pub(super) const RECALL_WITHDRAWN: u8 = 26;
 }
 
 /// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
@@ -75,6 +79,11 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
         Message::Free { request, free_bytes, slabs_held } => {
             writer.kind(kind::FREE).u32(*request).u64(*free_bytes).u32(*slabs_held)
         }
+        Message::Ask { request } => writer.kind(kind::ASK).u32(*request),
+        Message::Offered { request, free_bytes, is_reserved } => {
+            writer.kind(kind::OFFERED).u32(*request).u64(*free_bytes).flag(*is_reserved)
+        }
+        Message::Decline { request } => writer.kind(kind::DECLINE).u32(*request),
         Message::Lease { request } => writer.kind(kind::LEASE).u32(*request),
         Message::Leased { request, slab, key } => writer.kind(kind::LEASED).u32(*request).slab(*slab).key(*key),
         Message::Held { slab, key } => writer.kind(kind::HELD).slab(*slab).key(*key),
@@ -89,6 +98,7 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
         Message::Release { slab } => writer.kind(kind::RELEASE).slab(*slab),
         Message::Released { slab } => writer.kind(kind::RELEASED).slab(*slab),
         Message::Recall { slabs, deadline_ms } => writer.kind(kind::RECALL).u32(*deadline_ms).slabs(slabs)?,
+        Message::RecallWithdrawn { slabs } => writer.kind(kind::RECALL_WITHDRAWN).slabs(slabs)?,
         Message::ActivityQuery { request, slabs } => writer.kind(kind::ACTIVITY_QUERY).u32(*request).slabs(slabs)?,
         Message::Activity { request, values } => {
             let writer = writer.kind(kind::ACTIVITY).u32(*request).count(values.len(), SLABS_PER_MESSAGE_MAX)?;
@@ -178,6 +188,11 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
         kind::REJECTED => Message::Rejected { reason: reader.text(REASON_BYTES_MAX)? },
         kind::QUERY => Message::Query { request: reader.u32()? },
         kind::FREE => Message::Free { request: reader.u32()?, free_bytes: reader.u64()?, slabs_held: reader.u32()? },
+        kind::ASK => Message::Ask { request: reader.u32()? },
+        kind::OFFERED => {
+            Message::Offered { request: reader.u32()?, free_bytes: reader.u64()?, is_reserved: reader.flag()? }
+        }
+        kind::DECLINE => Message::Decline { request: reader.u32()? },
         kind::LEASE => Message::Lease { request: reader.u32()? },
         kind::LEASED => Message::Leased { request: reader.u32()?, slab: reader.slab()?, key: reader.key()? },
         kind::HELD => Message::Held { slab: reader.slab()?, key: reader.key()? },
@@ -190,6 +205,7 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
         kind::RELEASE => Message::Release { slab: reader.slab()? },
         kind::RELEASED => Message::Released { slab: reader.slab()? },
         kind::RECALL => Message::Recall { deadline_ms: reader.u32()?, slabs: reader.list(Reader::slab)? },
+        kind::RECALL_WITHDRAWN => Message::RecallWithdrawn { slabs: reader.list(Reader::slab)? },
         kind::ACTIVITY_QUERY => Message::ActivityQuery { request: reader.u32()?, slabs: reader.list(Reader::slab)? },
         kind::ACTIVITY => Message::Activity {
             request: reader.u32()?,
@@ -468,6 +484,14 @@ mod tests {
                 slabs_held
             }),
             request.prop_map(|request| Message::Lease { request }),
+            request.prop_map(|request| Message::Ask { request }),
+            request.prop_map(|request| Message::Decline { request }),
+            (request, any::<u64>(), any::<bool>()).prop_map(|(request, free_bytes, is_reserved)| Message::Offered {
+                request,
+                free_bytes,
+                is_reserved
+            }),
+            slabs().prop_map(|slabs| Message::RecallWithdrawn { slabs }),
             (request, slab.clone(), key()).prop_map(|(request, slab, key)| Message::Leased { request, slab, key }),
             (request, any::<bool>(), text()).prop_map(|(request, full, reason)| Message::Refused {
                 request,

@@ -67,7 +67,7 @@ pub enum DrainOrder {
     Look,
     /// Lend nothing any more, and ask everything back.
     Drain,
-    /// Lend again. What was asked back before still comes back.
+    /// Lend again. What was asked back for the drain may stay.
     Undo,
 }
 
@@ -97,7 +97,27 @@ pub enum Message {
         /// Slabs this borrower holds already.
         slabs_held: u32,
     },
-    /// Borrower: lend me a slab.
+    /// Borrower: how much could you lend, and keep one slab for me.
+    Ask {
+        /// Comes back in [`Message::Offered`]; a [`Message::Lease`] with this number takes the slab.
+        request: u32,
+    },
+    /// Donor: the answer to [`Message::Ask`].
+    Offered {
+        /// Of the question.
+        request: u32,
+        /// What it could lend this borrower now, what is kept for it included.
+        free_bytes: u64,
+        /// Whether a slab is kept for [`RESERVATION_TIME`](crate::limits::RESERVATION_TIME). It is lent when asked for,
+        /// unless the donor's own machine needs its memory before.
+        is_reserved: bool,
+    },
+    /// Borrower: the slab that is kept for this question is not needed.
+    Decline {
+        /// Of the question.
+        request: u32,
+    },
+    /// Borrower: lend me a slab; the one that is kept, if the number is that of a [`Message::Ask`].
     Lease {
         /// Comes back in [`Message::Leased`] or [`Message::Refused`].
         request: u32,
@@ -164,6 +184,12 @@ pub enum Message {
         slabs: Vec<SlabHandle>,
         /// How soon the donor wants them back. They stay lent however long it takes.
         deadline_ms: u32,
+    },
+    /// Donor: these slabs may stay, though they were to be moved elsewhere ([`Message::Recall`]). Those that are on
+    /// their way may go on.
+    RecallWithdrawn {
+        /// Which; bounded like those of a recall.
+        slabs: Vec<SlabHandle>,
     },
     /// Donor: how active are these slabs?
     ActivityQuery {

@@ -266,9 +266,11 @@ fn handle(
             donor.refused(reason);
             tell(shared, donor, session, message);
         }
-        Message::Free { .. } | Message::Recall { .. } | Message::ActivityQuery { .. } => {
-            tell(shared, donor, session, message);
-        }
+        Message::Free { .. }
+        | Message::Offered { .. }
+        | Message::Recall { .. }
+        | Message::RecallWithdrawn { .. }
+        | Message::ActivityQuery { .. } => tell(shared, donor, session, message),
         Message::RdmaConnected { place, endpoint } => session.reach.repaired(place, Ok(&endpoint)),
         Message::RdmaRefused { place, reason } => session.reach.repaired(place, Err(&reason)),
         Message::Ping => session.sender.send(&Message::Pong, None)?,

@@ -13,8 +13,17 @@ use spillway_fabric::site::Site;
 use spillway_fabric::units::DonorId;
 
 use super::{Link, Output, SessionNumber};
-use crate::limits::{CONTROL_REPLY_DEADLINE, FREE_INTERVAL, FREE_INTERVAL_FULL, REFUSAL_PAUSE};
+use crate::limits::{CONTROL_REPLY_DEADLINE, FREE_INTERVAL, FREE_INTERVAL_FULL, OFFER_KEPT_ROOM_SLABS, REFUSAL_PAUSE};
 use crate::slab_map::slab_entry::DonorSlot;
+
+/// A slab that a donor keeps for this borrower, by the number of the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The question's.
+    pub request: u32,
+    /// It is used no later.
+    pub until: Instant,
+}
 
 /// A donor with a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +46,8 @@ pub struct DonorView {
     pub is_leaving: bool,
     /// It sent too many pages that are not what was written; it gets no slab.
     pub is_distrusted: bool,
+    /// An answer that no placement used: the next one that draws this donor need not ask.
+    offer: Option<Offer>,
     /// When it was last asked for its room, or spoke of it.
     asked: Instant,
 }
@@ -71,6 +82,7 @@ impl Donors {
             is_silent,
             is_leaving,
             is_distrusted,
+            offer: None,
             asked,
         };
         self.open.insert(donor, view);
@@ -173,6 +185,25 @@ impl Donors {
         if let Some(view) = self.open.get_mut(&donor) {
             view.free_bytes = free_bytes;
             view.asked = now;
+        }
+    }
+
+    /// The slab that it keeps for the next placement, if there is time to use it.
+    pub fn take_offer(&mut self, now: Instant, donor: DonorSlot) -> Option<Offer> {
+        self.open.get_mut(&donor)?.offer.take().filter(|offer| offer.until > now)
+    }
+
+    /// An offer was not used. It is kept for the next placement, where it takes nothing from others. What is not needed
+    /// of it and the one before.
+    pub fn keep_offer(&mut self, donor: DonorSlot, offer: Offer, slab_size_bytes: u64) -> Option<Offer> {
+        let Some(view) = self.open.get_mut(&donor) else { return Some(offer) };
+        let is_tight = view.free_bytes < (OFFER_KEPT_ROOM_SLABS + 1) * slab_size_bytes;
+        if is_tight || !view.may_be_used() {
+            return Some(offer);
+        }
+        match view.offer {
+            Some(kept) if kept.until >= offer.until => Some(offer),
+            _ => view.offer.replace(offer),
         }
     }
 

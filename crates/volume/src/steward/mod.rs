@@ -8,9 +8,9 @@
 //! The life of one copy:
 //! 1. *Wanted.* An I/O thread found a slab unmapped ([`Input::Wanted`]), a look found too few copies
 //!    ([`Input::Looked`]), or a donor wants its slab back (`Message::Recall`).
-//! 2. *Drawn.* [`placing`] draws two donors (the power of two choices, `placement`) and asks both (`Query`). The one
-//!    with more room is asked for a slab (`Lease`). One that refuses or says nothing is passed over, and the draw goes
-//!    on among the others.
+//! 2. *Drawn.* [`placing`] draws two donors (the power of two choices, `placement`) and asks both (`Ask`); each keeps a
+//!    slab. The one with more room is asked for it (`Lease`). One that refuses or says nothing is passed over, and the
+//!    draw goes on among the others.
 //! 3. *Placed.* All copies that the slab lacked go into its copy indexes at one moment ([`Output::Place`]). What finds
 //!    no place is given back.
 //! 4. *Filled.* [`moving`] has the pages copied that the slab holds already ([`Output::Fill`]), one slab at a time.
@@ -352,9 +352,13 @@ impl Steward {
 
     fn hear(&mut self, now: Instant, donor: DonorSlot, session: SessionNumber, message: Message, pages: &dyn Pages) {
         match message {
-            Message::Free { request, free_bytes, .. } => {
+            Message::Free { free_bytes, .. } => self.donors.told_free(now, donor, free_bytes),
+            Message::Offered { request, free_bytes, is_reserved } => {
                 self.donors.told_free(now, donor, free_bytes);
-                self.placing.free(donor, request);
+                if !self.placing.offered(donor, request, is_reserved) && is_reserved {
+                    // The placement gave up waiting.
+                    self.outputs.push(Output::Send { donor, session, message: Message::Decline { request } });
+                }
             }
             Message::Leased { request, slab: handle, .. } => {
                 let lease = Lease { location: Location { donor, handle }, session };
@@ -369,6 +373,9 @@ impl Steward {
             Message::Recall { slabs, .. } => {
                 slabs.into_iter().for_each(|handle| self.recall(Location { donor, handle }, pages));
             }
+            Message::RecallWithdrawn { slabs } => {
+                slabs.into_iter().for_each(|handle| self.withdraw(Location { donor, handle }));
+            }
             Message::ActivityQuery { request, slabs } => {
                 let values = activity::of_slabs(&mut self.heat, now, donor, slabs, pages);
                 self.outputs.push(Output::Send { donor, session, message: Message::Activity { request, values } });
@@ -382,6 +389,17 @@ impl Steward {
         // Released meanwhile, or recalled twice.
         let Some(slab) = pages.find(location) else { return };
         self.bring_away(slab, location, Reason::Recall);
+    }
+
+    /// A recalled copy may stay. One at a donor that is removed, or not trusted, leaves all the same.
+    fn withdraw(&mut self, location: Location) {
+        if self.donors.is_distrusted(location.donor) {
+            return;
+        }
+        let is_leaving = self.donors.view(location.donor).is_some_and(|view| view.is_leaving);
+        if let Some(slab) = self.moving.withdraw(location, is_leaving) {
+            self.outputs.push(Output::Migrating { slab, is_migrating: false });
+        }
     }
 
     /// Copies of `slab` at donors that are not trusted are moved to others, as if these wanted them back.
@@ -432,7 +450,11 @@ impl Steward {
             Purpose::First => {}
             Purpose::Restore if copies.is_empty() => {}
             Purpose::Restore => self.moving.refill(slab),
-            Purpose::Move => self.moving.placed(slab, copies, self.config.promise(), pages),
+            Purpose::Move => {
+                if self.moving.placed(slab, copies, self.config.promise(), pages) {
+                    self.outputs.push(Output::Migrating { slab, is_migrating: false });
+                }
+            }
         }
     }
 

@@ -157,6 +157,40 @@ impl Moving {
         stay
     }
 
+    /// A donor wants a copy no more that it had recalled: what has not begun to move stays. A donor that `is_leaving`
+    /// has its copies brought away all the same, more slowly. The slab, if it is not moved any more.
+    pub fn withdraw(&mut self, location: Location, is_leaving: bool) -> Option<SlabIndex> {
+        let (_, recall) =
+            self.recalled.get_mut(&key(location)).filter(|(_, recall)| recall.reason == Reason::Recall)?;
+        if is_leaving {
+            recall.reason = Reason::Removal;
+            return None;
+        }
+        recall.is_called_off = true;
+        let slab = recall.slab;
+        if matches!(recall.stage, Stage::Waiting | Stage::Stuck(_)) || self.unqueue(slab, location) {
+            self.recalled.remove(&key(location));
+            return Some(slab);
+        }
+        None
+    }
+
+    /// Takes a move out of the queue, if it has not begun; its new copies are given back. Whether it was there.
+    fn unqueue(&mut self, slab: SlabIndex, location: Location) -> bool {
+        let is_its_drop = |job: &Job| matches!(job, Job::Drop(of, at, _) if *of == slab && *at == location);
+        let is_its_fill = |job: &Job| matches!(job, Job::Fill(of, _) if *of == slab);
+        let Some(at) = self.jobs.iter().position(is_its_drop) else { return false };
+        let Some(before) = at.checked_sub(1).filter(|before| is_its_fill(&self.jobs[*before])) else {
+            // Its pages are being copied, or have been.
+            return false;
+        };
+        self.jobs.remove(at);
+        if let Some(Job::Fill(_, copies)) = self.jobs.remove(before) {
+            copies.into_iter().for_each(|(_, copy)| self.give_back(slab, copy));
+        }
+        true
+    }
+
     /// Whether a copy is on its way from `donor`.
     pub fn is_leaving_from(&self, donor: DonorSlot) -> bool {
         self.dropping.is_some_and(|(at, _)| at == donor)
@@ -181,14 +215,28 @@ impl Moving {
         moves
     }
 
-    /// Another donor was found for a slab that is to move, or none was: `copies` are new and empty.
-    pub fn placed(&mut self, slab: SlabIndex, copies: Vec<(usize, Location)>, promise: Promise, pages: &dyn Pages) {
+    /// Another donor was found for a slab that is to move, or none was: `copies` are new and empty. Whether the slab is
+    /// not moved any more.
+    pub fn placed(
+        &mut self,
+        slab: SlabIndex,
+        copies: Vec<(usize, Location)>,
+        promise: Promise,
+        pages: &dyn Pages,
+    ) -> bool {
         let is_its = |recall: &Recall| recall.slab == slab && recall.stage == Stage::Placing;
         let Some((location, recall)) = self.recalled.values_mut().find(|(_, recall)| is_its(recall)) else {
             // Its donor is gone meanwhile. The new copies are filled all the same.
             self.refill(slab);
-            return;
+            return false;
         };
+        if recall.is_called_off {
+            // No page was moved yet: the new copies are not needed.
+            let location = *location;
+            self.recalled.remove(&key(location));
+            copies.into_iter().for_each(|(_, copy)| self.give_back(slab, copy));
+            return true;
+        }
         recall.stage = Stage::Leaving;
         let others_min = match recall.reason {
             Reason::Recall => 0,
@@ -198,6 +246,7 @@ impl Moving {
         if !copies.is_empty() {
             self.jobs.push_front(Job::Fill(slab, copies));
         }
+        false
     }
 
     /// The mover has filled copies.

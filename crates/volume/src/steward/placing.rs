@@ -3,6 +3,9 @@
 //! A slab waits for its placement with a [`Purpose`]; [`PLACEMENTS_MAX`] placements go on at a time. Those that a
 //! writer waits for start first, then those that a donor waits for, then the hottest slabs. Each goes through the
 //! stages draw, ask, lease for every copy, and ends with one [`Output::Place`] for all of them.
+//!
+//! A donor that is asked keeps a slab, so the one that is chosen does not refuse it. The others' offers wait a moment
+//! for the next placement that draws them, which then asks one question less.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -13,12 +16,12 @@ use spillway_fabric::control::message::Message;
 use spillway_fabric::site::{Separation, Site};
 use spillway_fabric::units::SlabIndex;
 
-use super::donors::Donors;
+use super::donors::{Donors, Offer};
 use super::heat::Heat;
 use super::pages::Pages;
 use super::placement::{self, Candidate, Random, XorShift};
 use super::{Lease, Output, StewardConfig};
-use crate::limits::{CONTROL_REPLY_DEADLINE, COPIES_MAX, LEASE_DEADLINE_PER_GIBIBYTE, PLACEMENTS_MAX};
+use crate::limits::{CONTROL_REPLY_DEADLINE, COPIES_MAX, LEASE_DEADLINE_PER_GIBIBYTE, OFFER_USED_TIME, PLACEMENTS_MAX};
 use crate::slab_map::slab_entry::{CopyLocations, DonorSlot};
 
 const GIBIBYTE: f64 = (1u64 << 30) as f64;
@@ -46,8 +49,18 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     donor: DonorSlot,
-    request: u32,
-    is_answered: bool,
+    /// What it keeps, once it has answered so.
+    offer: Offer,
+    answer: Option<Answer>,
+}
+
+/// What a donor answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// It keeps a slab.
+    Kept,
+    /// It has no room.
+    Full,
 }
 
 #[derive(Debug)]
@@ -104,6 +117,16 @@ pub struct Context<'a> {
     pub outputs: &'a mut Vec<Output>,
 }
 
+impl Context<'_> {
+    /// A slab that `donor` keeps is not needed.
+    fn decline(&mut self, donor: DonorSlot, offer: Offer) {
+        if let Some(session) = self.donors.session(donor) {
+            let message = Message::Decline { request: offer.request };
+            self.outputs.push(Output::Send { donor, session, message });
+        }
+    }
+}
+
 /// All placements, see the module text.
 #[derive(Debug, Default)]
 pub struct Placing {
@@ -139,15 +162,16 @@ impl Placing {
         self.waiting.contains_key(&slab) || self.going_on.contains_key(&slab)
     }
 
-    /// A donor said how much it could lend.
-    pub fn free(&mut self, donor: DonorSlot, request: u32) {
+    /// A donor said how much it could lend, and whether it keeps a slab; false when no placement waits for that.
+    pub fn offered(&mut self, donor: DonorSlot, request: u32, is_reserved: bool) -> bool {
         let asked = self.going_on.values_mut().filter_map(|placement| match &mut placement.stage {
             Stage::Asking { drawn, .. } => Some(drawn),
             _ => None,
         });
-        for one in asked.flatten().filter(|one| one.donor == donor && one.request == request) {
-            one.is_answered = true;
-        }
+        let mut asked = asked.flatten();
+        let Some(one) = asked.find(|one| one.donor == donor && one.offer.request == request) else { return false };
+        one.answer = Some(if is_reserved { Answer::Kept } else { Answer::Full });
+        true
     }
 
     /// A donor lent a slab; false when no placement waits for it any more.
@@ -275,7 +299,8 @@ impl Placing {
             return;
         }
         if !placement.is_satisfied(slab, context.pages, context.config.replicas) && placement.draw(slab, context) {
-            return;
+            // Both may have offered a slab to a placement before.
+            return placement.choose_among_answers(context);
         }
         if placement.leases.is_empty() {
             fruitless.push((slab, placement.purpose));
@@ -317,11 +342,11 @@ impl Placement {
     fn time_out(&mut self, context: &mut Context<'_>) {
         match &mut self.stage {
             Stage::Asking { drawn, deadline } if *deadline <= context.now => {
-                for late in drawn.iter().filter(|one| !one.is_answered) {
+                for late in drawn.iter().filter(|one| one.answer.is_none()) {
                     context.donors.refuses(context.now, late.donor);
                     self.passed.push(late.donor);
                 }
-                drawn.retain(|one| one.is_answered);
+                drawn.retain(|one| one.answer.is_some());
             }
             Stage::Leasing { donor, deadline, .. } if *deadline <= context.now => {
                 context.donors.refuses(context.now, *donor);
@@ -332,21 +357,27 @@ impl Placement {
         }
     }
 
-    /// Once all that were asked have answered, asks the one with most room for a slab.
+    /// Once all that were asked have answered, takes the slab of the one with most room. The others' are not needed.
     fn choose_among_answers(&mut self, context: &mut Context<'_>) {
         let Stage::Asking { drawn, .. } = &self.stage else { return };
-        if !drawn.iter().all(|one| one.is_answered) {
+        if drawn.iter().any(|one| one.answer.is_none()) {
             return;
         }
         let room = |one: &Asked| context.donors.view(one.donor).map_or(0, |view| view.free_bytes);
-        let best = drawn.iter().max_by_key(|one| room(one)).filter(|one| room(one) >= context.pages.slab_size_bytes());
-        match best.map(|best| best.donor) {
-            Some(donor) => self.lease(donor, context),
-            None => {
-                self.passed.extend(drawn.iter().map(|one| one.donor));
-                self.stage = Stage::Idle;
+        let kept = || drawn.iter().filter(|one| one.answer == Some(Answer::Kept));
+        let Some(best) = kept().max_by_key(|one| room(one)).copied() else {
+            self.passed.extend(drawn.iter().map(|one| one.donor));
+            self.stage = Stage::Idle;
+            return;
+        };
+        let others: Vec<Asked> = kept().filter(|one| one.donor != best.donor).copied().collect();
+        for other in others {
+            let size_bytes = context.pages.slab_size_bytes();
+            if let Some(unneeded) = context.donors.keep_offer(other.donor, other.offer, size_bytes) {
+                context.decline(other.donor, unneeded);
             }
         }
+        self.lease(best.donor, Some(best.offer.request), context);
     }
 
     /// Draws among the donors that are left, and asks them; false when there is none.
@@ -356,7 +387,7 @@ impl Placement {
         match drawn[..] {
             [] => return false,
             // A question would change nothing.
-            [only] => self.lease(only, context),
+            [only] => self.lease(only, None, context),
             _ => self.ask(&drawn, context),
         }
         true
@@ -388,17 +419,23 @@ impl Placement {
     fn ask(&mut self, drawn: &[DonorSlot], context: &mut Context<'_>) {
         let mut asked = Vec::new();
         for donor in drawn.iter().copied() {
+            if let Some(offer) = context.donors.take_offer(context.now, donor) {
+                asked.push(Asked { donor, offer, answer: Some(Answer::Kept) });
+                continue;
+            }
             let Some(session) = context.donors.session(donor) else { continue };
             let request = context.donors.number();
-            context.outputs.push(Output::Send { donor, session, message: Message::Query { request } });
-            asked.push(Asked { donor, request, is_answered: false });
+            context.outputs.push(Output::Send { donor, session, message: Message::Ask { request } });
+            let offer = Offer { request, until: context.now + OFFER_USED_TIME };
+            asked.push(Asked { donor, offer, answer: None });
         }
         self.stage = Stage::Asking { drawn: asked, deadline: context.now + CONTROL_REPLY_DEADLINE };
     }
 
-    fn lease(&mut self, donor: DonorSlot, context: &mut Context<'_>) {
+    /// Asks for a slab: for the one that is kept, if there is one.
+    fn lease(&mut self, donor: DonorSlot, kept: Option<u32>, context: &mut Context<'_>) {
         let Some(session) = context.donors.session(donor) else { return };
-        let request = context.donors.number();
+        let request = kept.unwrap_or_else(|| context.donors.number());
         context.outputs.push(Output::Send { donor, session, message: Message::Lease { request } });
         // A donor makes one slab after the other.
         let turn = context.leasing.entry(donor).or_default();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::units::SlabHandle;
 
+use super::super::leases::SessionId;
 use super::super::{Input, Output, SlabId};
 use super::world::{HEADROOM_SLABS, MACHINE_SLABS, SIZE, World, hello, sample};
 use crate::limits::{ACTIVITY_DEADLINE, LINGER_MAX, RECALL_DEADLINE};
@@ -166,4 +167,49 @@ fn a_stopped_borrower_is_told_nothing_until_it_speaks() {
     assert!(is_pinged(&mut world));
     world.pass(RECALL_DEADLINE);
     assert_eq!(World::recalled(&world.log).len(), 1);
+}
+
+/// The slabs of `outputs` that may stay after all.
+fn withdrawn(outputs: &[Output]) -> Vec<(SessionId, SlabHandle)> {
+    let slabs = |output: &Output| match output {
+        Output::Send { session, message: Message::RecallWithdrawn { slabs } } => {
+            slabs.iter().map(|slab| (*session, *slab)).collect()
+        }
+        _ => Vec::new(),
+    };
+    outputs.iter().flat_map(slabs).collect()
+}
+
+#[test]
+fn a_drain_that_is_undone_lets_borrowers_keep_what_is_still_there() {
+    let mut world = world(4);
+    let session = world.enter(1, hello(1));
+    let slabs: Vec<_> = (0..3).map(|_| world.lease(session).unwrap()).collect();
+    assert_eq!(World::recalled(&world.feed(Input::Drain)).len(), 3);
+    world.say(session, Message::Release { slab: slabs[0] });
+    world.pass(RECALL_DEADLINE);
+    assert_eq!(world.lender.recalls().overdue, 2);
+    let outputs = world.feed(Input::Undrain);
+    assert_eq!(withdrawn(&outputs), [(session, slabs[1]), (session, slabs[2])]);
+    let recalls = world.lender.recalls();
+    assert_eq!((recalls.asked, recalls.returned, recalls.withdrawn, recalls.overdue), (3, 1, 2, 0));
+    assert_eq!((world.lender.holdings().recalled_bytes, world.wake_at), (0, None));
+    world.pass(RECALL_DEADLINE);
+    assert!(world.lease(session).is_some(), "it lends again");
+    assert_eq!(withdrawn(&world.feed(Input::Undrain)), [], "said once");
+    assert_eq!(World::recalled(&world.feed(Input::Drain)).len(), 3, "and it can be drained again");
+}
+
+#[test]
+fn what_the_machine_was_short_of_still_comes_back_when_a_drain_is_undone() {
+    let mut world = world(4);
+    let session = world.enter(1, hello(1));
+    (0..4).for_each(|_| assert!(world.lease(session).is_some()));
+    world.feed(Input::Quota { bytes: 3 * SIZE });
+    world.pass(ACTIVITY_DEADLINE);
+    assert_eq!(world.lender.holdings().recalled_bytes, SIZE);
+    world.feed(Input::Drain);
+    assert_eq!(world.lender.holdings().recalled_bytes, 4 * SIZE);
+    assert_eq!(withdrawn(&world.feed(Input::Undrain)).len(), 3);
+    assert_eq!(world.lender.holdings().recalled_bytes, SIZE);
 }

@@ -4,5 +4,6 @@ mod life;
 mod machine_limit;
 mod mistakes;
 mod random_inputs;
+mod reservations;
 mod resuming;
 mod world;

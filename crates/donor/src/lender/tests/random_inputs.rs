@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::units::SlabHandle;
 
+use super::super::capacity::Holdings;
 use super::super::leases::SessionId;
 use super::super::{Input, Output};
 use super::world::{HEADROOM_SLABS, MACHINE_SLABS, SIZE, World, hello, sample};
@@ -23,6 +24,10 @@ enum Step {
         is_large: bool,
     },
     Lease(usize),
+    /// Asks with this number, declines, or takes what is kept for it.
+    Ask(usize, u32),
+    Decline(usize, u32),
+    Take(usize, u32),
     Release(usize, u32),
     Answer(usize, u64),
     Say(usize, Message),
@@ -34,6 +39,7 @@ enum Step {
     Sample(u64, bool),
     Quota(u64),
     Drain,
+    Undrain,
     Pass(u64),
 }
 
@@ -52,6 +58,9 @@ fn step() -> impl Strategy<Value = Step> {
                 Step::Open { borrower, linger_seconds, resumes, is_large }
             }),
         12 => session().prop_map(Step::Lease),
+        8 => (session(), 10..20u32).prop_map(|(session, request)| Step::Ask(session, request)),
+        2 => (session(), 10..20u32).prop_map(|(session, request)| Step::Decline(session, request)),
+        8 => (session(), 10..20u32).prop_map(|(session, request)| Step::Take(session, request)),
         6 => (session(), 0..6u32).prop_map(|(session, slab)| Step::Release(session, slab)),
         6 => (any::<prop::sample::Index>(), any::<u64>()).prop_map(|(index, seed)| Step::Answer(index.index(8), seed)),
         2 => (session(), said).prop_map(|(session, message)| Step::Say(session, message)),
@@ -62,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4usize).prop_map(Step::MakeFailed),
         4 => (0..=MACHINE_SLABS, prop::bool::weighted(0.2)).prop_map(|(slabs, presses)| Step::Sample(slabs, presses)),
         2 => (0..24u64).prop_map(Step::Quota),
-        1 => prop::bool::weighted(0.1).prop_map(|drains| if drains { Step::Drain } else { Step::Pass(1) }),
+        1 => prop::bool::weighted(0.3).prop_map(|drains| if drains { Step::Drain } else { Step::Undrain }),
         6 => prop_oneof![0..800u64, 800..40_000u64].prop_map(Step::Pass),
     ]
 }
@@ -104,6 +113,9 @@ impl Run {
                 None
             }
             Step::Lease(index) => message(index, Message::Lease { request: 1 }),
+            Step::Ask(index, request) => message(index, Message::Ask { request: *request }),
+            Step::Decline(index, request) => message(index, Message::Decline { request: *request }),
+            Step::Take(index, request) => message(index, Message::Lease { request: *request }),
             Step::Release(index, slab) => {
                 // Now and then of a slab that is not there, which ends the session.
                 message(index, Message::Release { slab: SlabHandle(*slab) })
@@ -128,6 +140,7 @@ impl Run {
                 Some(Input::Quota { bytes: self.quota_bytes })
             }
             Step::Drain => Some(Input::Drain),
+            Step::Undrain => Some(Input::Undrain),
             Step::Pass(milliseconds) => {
                 self.world.now += Duration::from_millis(*milliseconds);
                 Some(Input::Tick)
@@ -176,8 +189,9 @@ impl Run {
         self.world.make_all();
         assert_eq!((self.world.lender.slabs_lent(), self.world.memory.len()), (0, 0), "everything came back");
         let recalls = self.world.lender.recalls();
-        assert_eq!((recalls.returned, recalls.overdue), (recalls.asked, 0));
+        assert_eq!((recalls.returned + recalls.withdrawn, recalls.overdue), (recalls.asked, 0));
         self.world.pass(RECALL_DEADLINE);
+        assert_eq!(self.world.lender.holdings(), Holdings::default(), "no reservation is left");
         assert_eq!(self.world.wake_at, None, "nothing is left to wait for");
     }
 }
@@ -218,6 +232,9 @@ fn random_inputs_reach_all_that_a_lender_does() {
     assert!(has(|output| matches!(output, Output::Welcome { held: 1.., .. })));
     assert!(has(|output| matches!(output, Output::Send { message: Message::Recall { .. }, .. })));
     assert!(has(|output| matches!(output, Output::Send { message: Message::Refused { .. }, .. })));
+    assert!(has(|output| matches!(output, Output::Send { message: Message::Offered { is_reserved: true, .. }, .. })));
+    assert!(has(|output| matches!(output, Output::Send { message: Message::Offered { is_reserved: false, .. }, .. })));
+    assert!(has(|output| matches!(output, Output::Send { message: Message::RecallWithdrawn { .. }, .. })));
     assert!(has(|output| matches!(output, Output::Note(super::super::Note::NotBack(_)))));
     assert!(has(|output| matches!(output, Output::Note(super::super::Note::Overdue(_)))));
     assert!(

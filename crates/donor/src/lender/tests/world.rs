@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::{Hello, Message};
+use spillway_fabric::limits::RESERVATION_TIME;
 use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
+use super::super::capacity::Capacity;
 use super::super::leases::SessionId;
 use super::super::{Input, Lender, LenderConfig, Make, Opening, Output, SlabId};
 use crate::connections::Machine;
@@ -36,6 +38,8 @@ pub(super) struct World {
     pub(super) handles: BTreeMap<(SessionId, SlabHandle), SlabId>,
     owners: BTreeMap<SlabId, BorrowerId>,
     recalled: BTreeMap<SlabId, Instant>,
+    /// Offers that stand: a lease by one is not refused before its slab fails to be made.
+    pub(super) offers: BTreeMap<(SessionId, u32), Instant>,
     borrowers: BTreeMap<SessionId, BorrowerId>,
     pub(super) open: BTreeSet<SessionId>,
     /// Neither welcomed nor turned away.
@@ -91,6 +95,7 @@ impl World {
             handles: BTreeMap::new(),
             owners: BTreeMap::new(),
             recalled: BTreeMap::new(),
+            offers: BTreeMap::new(),
             borrowers: BTreeMap::new(),
             open: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -113,8 +118,20 @@ impl World {
                 self.memory.insert(*slab, make.size_bytes);
             }
             Input::MakeFailed { slab, .. } => assert!(self.making.remove(slab).is_some()),
+            Input::Message { session, message: Message::Decline { request } } => {
+                self.offers.remove(&(*session, *request));
+            }
+            // The machine's own needs come first.
+            Input::Sample(_) | Input::Quota { .. } | Input::Drain => self.offers.clear(),
             _ => {}
         }
+        self.offers.retain(|_, until| *until > self.now);
+        let by_offer = match &input {
+            Input::Message { session, message: Message::Lease { request } } => {
+                self.offers.remove(&(*session, *request)).map(|_| *request)
+            }
+            _ => None,
+        };
         let is_tick = input == Input::Tick;
         let released = match &input {
             Input::Message { session, message: Message::Release { slab } } => Some((*session, *slab)),
@@ -122,6 +139,11 @@ impl World {
         };
         let outputs = self.lender.on(self.now, input);
         outputs.iter().for_each(|output| self.apply(released, output));
+        let is_refusal = |output: &Output| match output {
+            Output::Send { message: Message::Refused { request, .. }, .. } => Some(*request) == by_offer,
+            _ => false,
+        };
+        assert!(!outputs.iter().any(is_refusal), "a slab that was offered is lent: {outputs:?}");
         self.check();
         if is_tick {
             assert!(self.wake_at.is_none_or(|wake_at| wake_at > self.now), "it asks for a tick that just came");
@@ -142,6 +164,7 @@ impl World {
                 assert!(self.open.remove(session) || self.waiting.remove(session), "a session ends once");
                 self.handles.retain(|(of, _), _| of != session);
                 self.questions.retain(|(of, ..)| of != session);
+                self.offers.retain(|(of, _), _| of != session);
             }
             Output::Make(make) => {
                 assert!(self.named.insert(make.slab), "{:?} is another slab", make.slab);
@@ -186,6 +209,16 @@ impl World {
                     );
                 }
             }
+            Message::RecallWithdrawn { slabs } => {
+                for handle in slabs {
+                    let slab = self.handles[&(session, *handle)];
+                    assert!(self.recalled.remove(&slab).is_some(), "only what was asked back may stay after all");
+                }
+            }
+            Message::Offered { request, is_reserved: true, free_bytes } => {
+                assert!(*free_bytes >= SIZE, "a slab is kept where there is room for one");
+                self.offers.insert((session, *request), self.now + RESERVATION_TIME);
+            }
             Message::ActivityQuery { request, slabs } => {
                 assert!(slabs.iter().all(|slab| self.handles.contains_key(&(session, *slab))));
                 self.questions.push((session, *request, slabs.clone()));
@@ -202,6 +235,10 @@ impl World {
         let there_bytes: u64 = self.memory.values().sum();
         assert_eq!(holdings.lent_bytes + holdings.prepared_bytes, there_bytes + booked_bytes);
         assert!(holdings.recalled_bytes <= holdings.lent_bytes);
+        let offered_bytes = self.offers.len() as u64 * SIZE;
+        assert!(holdings.reserved_bytes >= offered_bytes, "{offered_bytes} bytes are offered");
+        let is_kept = |capacity: &Capacity| holdings.reserved_bytes <= capacity.reservable_bytes(holdings);
+        assert!(self.lender.is_draining() || is_kept(self.lender.capacity()), "more is kept than could be lent");
         assert_eq!(self.lender.open_sessions().collect::<BTreeSet<_>>(), self.open);
     }
 

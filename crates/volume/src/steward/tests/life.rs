@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use spillway_fabric::control::message::Message;
 
+use super::super::Input;
 use super::world::World;
 use crate::limits::{CONTROL_REPLY_DEADLINE, EMPTY_SLAB_INTERVAL, PLACEMENTS_MAX, REFUSAL_PAUSE};
 use crate::slab_map::slab_entry::DonorSlot;
@@ -176,4 +177,75 @@ fn what_was_leased_in_a_lost_session_is_not_used_in_the_next() {
     mapped(&mut world, 0);
     assert_eq!(world.holders(0), [0]);
     world.check_settled();
+}
+
+/// What the world's donors were told, while slabs `0..slabs` get their copies one after the other.
+fn told(world: &mut World, slabs: u32) -> Vec<Message> {
+    let mut told = Vec::new();
+    for slab in 0..slabs {
+        world.write(slab);
+        while !world.places.is_empty() || !world.messages.is_empty() {
+            if world.places.is_empty() {
+                told.push(world.messages[0].2.clone());
+                world.answer(0);
+            } else {
+                world.place();
+            }
+        }
+    }
+    told
+}
+
+#[test]
+fn an_offer_that_was_not_used_saves_the_next_question() {
+    let mut world = World::new(1, false, 40, &[99, 99, 99, 99]);
+    let told = told(&mut world, 40);
+    let count = |is_it: fn(&Message) -> bool| told.iter().filter(|message| is_it(message)).count();
+    let (asks, leases) =
+        (count(|told| matches!(told, Message::Ask { .. })), count(|told| matches!(told, Message::Lease { .. })));
+    assert_eq!((leases, count(|told| matches!(told, Message::Decline { .. }))), (40, 0));
+    // Each slab uses up one answer, and two are drawn for each: without those left over there would be 80.
+    assert!(asks <= 40 + 4, "{asks} questions");
+}
+
+#[test]
+fn where_room_is_scarce_a_slab_that_is_not_needed_is_declined() {
+    let mut world = World::new(1, false, 4, &[4, 4]);
+    let told = told(&mut world, 4);
+    let declines = told.iter().filter(|message| matches!(message, Message::Decline { .. })).count();
+    assert!(declines >= 3, "{told:?}");
+    assert!(world.donors.iter().all(|donor| donor.kept.is_empty()));
+}
+
+#[test]
+fn an_offer_that_comes_too_late_is_declined() {
+    let mut world = World::new(1, false, 2, &[9, 9, 9]);
+    world.write(0);
+    let asked: Vec<_> = world.messages.clone();
+    assert!(asked.iter().all(|(.., message)| matches!(message, Message::Ask { .. })));
+    world.now += CONTROL_REPLY_DEADLINE;
+    world.feed(Input::Tick);
+    world.settle();
+    assert!(world.slab(0).locations.iter().any(Option::is_some), "another donor was found");
+    assert!(world.donors.iter().map(|donor| donor.kept.len()).sum::<usize>() <= 1);
+}
+
+#[test]
+fn a_good_answer_is_not_refused_however_many_placements_draw_by_it() {
+    // Four placements at a time, and as many slabs as there is room for.
+    let mut world = World::new(1, false, 12, &[6, 6]);
+    (0..12).for_each(|slab| world.write(slab));
+    let mut refused = 0;
+    while !world.places.is_empty() || !world.messages.is_empty() {
+        if world.places.is_empty() {
+            let (slot, _, message) = world.messages[0].clone();
+            let before = world.donors[usize::from(slot.0)].lent.len();
+            world.answer(0);
+            let is_lent = world.donors[usize::from(slot.0)].lent.len() > before;
+            refused += usize::from(matches!(message, Message::Lease { .. }) && !is_lent);
+        } else {
+            world.place();
+        }
+    }
+    assert_eq!(refused, 0);
 }

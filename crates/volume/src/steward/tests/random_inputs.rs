@@ -15,14 +15,15 @@ const SLABS: u32 = 6;
 fn happen(world: &mut World, random: &mut XorShift) {
     let donors = world.donors.len();
     let donor = random.below(donors);
-    match random.below(16) {
+    match random.below(17) {
         0 | 1 => world.write(random.below(SLABS as usize) as u32),
         2 if world.donors[donor].session.is_some() => world.lose(donor),
         2 | 3 if world.donors[donor].session.is_none() && !world.leaving.contains_key(&donor) => world.connect(donor),
-        4 => {
+        what @ (4 | 16) => {
             let lent: Vec<SlabHandle> = world.donors[donor].lent.iter().copied().collect();
             if !lent.is_empty() {
-                world.recall(donor, lent[random.below(lent.len())]);
+                let slab = lent[random.below(lent.len())];
+                if what == 4 { world.recall(donor, slab) } else { world.withdraw(donor, slab) }
             }
         }
         5 => world.donors[donor].room_slabs = world.donors[donor].room_slabs.min(2) + random.below(2) as u64,

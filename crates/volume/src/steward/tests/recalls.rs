@@ -155,3 +155,86 @@ fn a_copy_too_many_goes_back() {
     world.pass(Duration::from_secs(2));
     assert!(world.holders(0).len() == 1 && world.slab(0).has_pages.contains(&true));
 }
+
+/// The copies that a donor has, by slab.
+fn copies_at(world: &World, donor: usize) -> Vec<SlabHandle> {
+    world.donors[donor].lent.iter().copied().collect()
+}
+
+#[test]
+fn a_recall_that_is_withdrawn_before_its_turn_moves_nothing() {
+    // No other donor has room, so the slabs wait.
+    let mut world = filled(1, false, 4, &[9, 9]);
+    let donor = usize::from(world.holders(0)[0]);
+    let before = copies_at(&world, donor);
+    world.donors[1 - donor].room_slabs = 0;
+    recall_from(&mut world, donor);
+    world.pass(Duration::from_secs(2));
+    assert_eq!((copies_at(&world, donor), world.steward.recalls_under_way()), (before.clone(), before.len()));
+    before.iter().for_each(|handle| world.withdraw(donor, *handle));
+    assert!(world.migrating.is_empty());
+    world.donors[1 - donor].room_slabs = 9;
+    world.pass(Duration::from_secs(3));
+    assert_eq!((copies_at(&world, donor), world.steward.recalls_under_way()), (before, 0));
+    world.check_settled();
+}
+
+#[test]
+fn a_move_that_looks_for_a_donor_or_waits_for_the_mover_is_called_off() {
+    for is_placed in [false, true] {
+        let mut world = filled(1, false, 6, &[9, 9, 9]);
+        let donor = usize::from(world.holders(0)[0]);
+        let before = copies_at(&world, donor);
+        recall_from(&mut world, donor);
+        // Every move has asked another donor; the mover is busy with the first.
+        while is_placed && (!world.messages.is_empty() || !world.places.is_empty()) {
+            if world.places.is_empty() {
+                world.answer(0);
+            } else {
+                world.place();
+            }
+        }
+        assert_eq!(world.job.is_some(), is_placed);
+        before.iter().for_each(|handle| world.withdraw(donor, *handle));
+        world.settle();
+        world.pass(Duration::from_secs(3));
+        let gone = before.len() - copies_at(&world, donor).len();
+        assert_eq!(gone, usize::from(is_placed), "only the slab whose pages were being copied is moved");
+        assert_eq!(world.steward.recalls_under_way(), 0);
+        assert!(world.migrating.is_empty());
+        assert!((0..6).all(|slab| world.holders(slab).len() == 1 && world.slab(slab).is_stored));
+        world.check_settled();
+    }
+}
+
+#[test]
+fn a_recall_that_comes_again_counts() {
+    let mut world = filled(1, false, 4, &[9, 9, 9]);
+    let donor = usize::from(world.holders(0)[0]);
+    let before = copies_at(&world, donor);
+    recall_from(&mut world, donor);
+    before.iter().for_each(|handle| world.withdraw(donor, *handle));
+    recall_from(&mut world, donor);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(copies_at(&world, donor), []);
+    world.check_settled();
+}
+
+#[test]
+fn a_donor_that_is_removed_or_not_trusted_keeps_nothing_though_it_wants_to() {
+    for is_removed in [true, false] {
+        let mut world = filled(1, false, 4, &[9, 9, 9]);
+        let donor = usize::from(world.holders(0)[0]);
+        let before = copies_at(&world, donor);
+        recall_from(&mut world, donor);
+        if is_removed {
+            world.remove(donor);
+        } else {
+            world.feed(Input::Distrusted { donor: DonorSlot(donor as u16) });
+        }
+        before.iter().for_each(|handle| world.withdraw(donor, *handle));
+        world.pass(Duration::from_secs(3));
+        assert_eq!(copies_at(&world, donor), []);
+        world.check_settled();
+    }
+}

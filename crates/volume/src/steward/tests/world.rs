@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Message;
+use spillway_fabric::limits::RESERVATION_TIME;
 use spillway_fabric::site::Site;
 use spillway_fabric::units::{DonorId, SlabHandle, SlabIndex};
 
@@ -62,11 +63,21 @@ pub(super) struct Donor {
     sessions: u64,
     pub(super) room_slabs: u64,
     next_handle: u32,
+    /// Questions for which a slab is kept, and how long.
+    pub(super) kept: BTreeMap<u32, Instant>,
     /// Handles that are lent in this session.
     pub(super) lent: BTreeSet<SlabHandle>,
     /// It answers nothing.
     pub(super) is_mute: bool,
     pub(super) identity: u128,
+}
+
+impl Donor {
+    /// Whether a slab can be lent, which is that of a question if one is kept for it.
+    fn has_room_for(&mut self, request: u32) -> bool {
+        self.kept.remove(&request);
+        self.room_slabs > self.kept.len() as u64
+    }
 }
 
 /// See the module text.
@@ -148,6 +159,7 @@ impl World {
         donor.session = None;
         donor.room_slabs += donor.lent.len() as u64;
         donor.lent.clear();
+        donor.kept.clear();
         self.loose.retain(|(of, ..), ()| *of != slot);
         self.messages.retain(|(of, ..)| *of != slot);
         self.feed(Input::Down { donor: slot });
@@ -217,6 +229,13 @@ impl World {
         self.feed(Input::Message { donor: DonorSlot(donor as u16), session, message });
     }
 
+    /// A donor does not want a slab back any more.
+    pub(super) fn withdraw(&mut self, donor: usize, handle: SlabHandle) {
+        let Some(session) = self.donors[donor].session else { return };
+        let message = Message::RecallWithdrawn { slabs: vec![handle] };
+        self.feed(Input::Message { donor: DonorSlot(donor as u16), session, message });
+    }
+
     pub(super) fn look(&mut self) {
         let findings = self.volume.0.borrow().iter().map(finding).collect();
         self.feed(Input::Looked { findings });
@@ -239,7 +258,7 @@ impl World {
                     Some(session),
                     "{message:?} to a session that is over"
                 );
-                let asks = matches!(message, Message::Lease { .. });
+                let asks = matches!(message, Message::Lease { .. } | Message::Ask { .. });
                 let is_leaving = self.leaving.contains_key(&usize::from(donor.0));
                 assert!(!asks || !is_leaving, "a donor that is to be used no more is asked for a slab");
                 self.messages.push((donor, session, message));
@@ -295,12 +314,24 @@ impl World {
         if donor.session != Some(session) || donor.is_mute {
             return false;
         }
+        donor.kept.retain(|_, until| *until > self.now);
         let answer = match message {
+            Message::Ask { request } => {
+                let is_reserved = donor.room_slabs > donor.kept.len() as u64;
+                if is_reserved {
+                    assert!(donor.kept.insert(request, self.now + RESERVATION_TIME).is_none(), "a number is used once");
+                }
+                Message::Offered { request, free_bytes: donor.room_slabs * SIZE, is_reserved }
+            }
+            Message::Decline { request } => {
+                donor.kept.remove(&request);
+                return true;
+            }
             Message::Query { request } => {
                 let held = donor.lent.len() as u32;
                 Message::Free { request, free_bytes: donor.room_slabs * SIZE, slabs_held: held }
             }
-            Message::Lease { request } if donor.room_slabs == 0 => {
+            Message::Lease { request } if !donor.has_room_for(request) => {
                 Message::Refused { request, full: true, reason: "full".to_owned() }
             }
             Message::Lease { request } => {
