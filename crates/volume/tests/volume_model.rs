@@ -146,7 +146,9 @@ impl World {
         self.settle();
         self.refill.fill(slab, new, target);
         let (engines, answers) = (&mut self.engines, &mut self.answers);
-        if let Some(removed) = self.volume.remove_covered_copy(slab, old, 0, &|_| true, || poll_all(engines, answers)) {
+        if let Some(removed) =
+            self.volume.remove_covered_copy(slab, old, 0, &|_| true, &|| false, || poll_all(engines, answers))
+        {
             assert_eq!(removed.pages_lost, 0, "a moved slab loses nothing");
             model::give_back(&self.donors, removed.location);
         }

@@ -1,12 +1,12 @@
 //! Copy indexes filled and emptied, as the [`Steward`](crate::steward) decided. Everything here happens under the
 //! volume's assignment lock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::SlabIndex;
 
 use super::ManagerState;
-use crate::limits::COPIES_MAX;
+use crate::limits::{BACKLOG_AWAITED, COPIES_MAX};
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 use crate::steward::Lease;
 
@@ -50,8 +50,15 @@ pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, location: Locat
     let locations = shared.volume.slab(slab).locations();
     let Some(copy_index) = locations.iter().position(|other| *other == Some(location)) else { return false };
     let alive = |donor: DonorSlot| shared.is_within_reach(donor);
-    let pause = || std::thread::sleep(Duration::from_micros(50));
-    if shared.volume.remove_covered_copy(slab, copy_index, others_min, &alive, pause).is_none() {
+    let pause = || {
+        if let Some(disk) = &shared.volume.disk {
+            disk.backlog.hurry();
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    };
+    let until = Instant::now() + BACKLOG_AWAITED;
+    let may_wait = || Instant::now() < until && !shared.is_stopping();
+    if shared.volume.remove_covered_copy(slab, copy_index, others_min, &alive, &may_wait, pause).is_none() {
         return false;
     }
     if let Some(session) = shared.session(location.donor) {

@@ -235,7 +235,7 @@ impl World {
         let moved = model::begin_move(&self.volume, &self.donors.borrow(), slab, choice);
         let Some(Move { old, new, target }) = moved else { return };
         self.refill.fill(slab, new, target);
-        if let Some(removed) = self.volume.remove_covered_copy(slab, old, 0, &|_| true, || {}) {
+        if let Some(removed) = self.volume.remove_covered_copy(slab, old, 0, &|_| true, &|| false, || {}) {
             model::give_back(&self.donors.borrow(), removed.location);
         }
     }

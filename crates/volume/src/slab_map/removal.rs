@@ -32,6 +32,17 @@ pub struct Removed {
     pub pages_lost: u64,
 }
 
+/// How far the pages of a copy are covered by others; the worst page counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cover {
+    /// Each page is.
+    Whole,
+    /// Each page is, or is in the backlog, which brings it to the disk.
+    Coming,
+    /// Some page is not.
+    Partial,
+}
+
 impl Volume {
     /// Empties `copy_index` of `slab`, see the module text. `None` when it is empty already. The caller holds the
     /// assignment lock and is not inside the slab's gate; `pause` is called while it waits.
@@ -45,12 +56,17 @@ impl Volume {
     /// says `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by
     /// then. Copies at donors that are not `alive` do not count, though their copy indexes may not be emptied yet. With
     /// an `others_min` above zero, so many donors must have each page; the disk does not count then.
+    ///
+    /// Where only pages that are on their way to the disk hold it up, they are waited for while `may_wait` says so.
+    /// With the copy index empty no write reaches the copy. So their number only falls, also when a program writes to
+    /// the slab all the time. Readers of these pages wait as long.
     pub fn remove_covered_copy(
         &self,
         slab: SlabIndex,
         copy_index: usize,
         others_min: usize,
         alive: &dyn Fn(DonorSlot) -> bool,
+        may_wait: &dyn Fn() -> bool,
         mut pause: impl FnMut(),
     ) -> Option<Removed> {
         let entry = self.slab(slab);
@@ -58,24 +74,28 @@ impl Volume {
         let location = entry.empty(copy_index)?;
         // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
         let all_answer = || locations.iter().flatten().all(|location| alive(location.donor));
-        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, copy_index, others_min, alive) {
-            entry.stay(copy_index);
-            return None;
+        let is_drained = self.drain(slab, &mut pause, all_answer);
+        loop {
+            // Looked at twice: a page that a write takes from the disk to the backlog may seem to be in neither.
+            let look = || self.cover(slab, copy_index, others_min, alive);
+            match look().min(look()) {
+                Cover::Whole if is_drained => break,
+                Cover::Coming if is_drained && may_wait() && self.has_owners() => pause(),
+                _ => {
+                    entry.stay(copy_index);
+                    return None;
+                }
+            }
         }
         Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
     /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk; or
     /// copies at `others_min` donors, if that is not zero.
-    fn is_covered(
-        &self,
-        slab: SlabIndex,
-        copy_index: usize,
-        others_min: usize,
-        alive: &dyn Fn(DonorSlot) -> bool,
-    ) -> bool {
+    fn cover(&self, slab: SlabIndex, copy_index: usize, others_min: usize, alive: &dyn Fn(DonorSlot) -> bool) -> Cover {
         let locations = self.slab(slab).locations().map(|other| other.filter(|location| alive(location.donor)));
-        self.geometry.words(slab).all(|first| {
+        let cover_of = |first| {
+            // A page enters the backlog before its disk copy goes, and leaves it after it is there.
             let word = self.bits.word(first);
             let others = (0..COPIES_MAX).filter(|other| *other != copy_index && locations[*other].is_some());
             let elsewhere = if others_min == 0 {
@@ -83,8 +103,14 @@ impl Volume {
             } else {
                 held_often(others.map(|other| word.copies[other]), others_min)
             };
-            word.copies[copy_index] & !elsewhere == 0
-        })
+            let lacking = word.copies[copy_index] & !elsewhere;
+            match lacking {
+                0 => Cover::Whole,
+                _ if others_min == 0 && lacking & !word.pending == 0 => Cover::Coming,
+                _ => Cover::Partial,
+            }
+        };
+        self.geometry.words(slab).map(cover_of).max().unwrap_or(Cover::Whole)
     }
 
     fn forget_copies(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> u64 {
@@ -203,11 +229,11 @@ mod tests {
             volume.bits.set(Bit::Copy(copy_index), PageIndex(0), 256);
         }
         volume.bits.clear(Bit::Copy(2), PageIndex(77), 1);
-        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|_| true, || {}), None);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|_| true, &|| false, || {}), None);
         assert!(volume.slab(SLAB).locations()[0].is_some(), "it stays");
         volume.bits.set(Bit::Copy(2), PageIndex(77), 1);
-        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|donor| donor != DonorSlot(2), || {}), None);
-        let removed = volume.remove_covered_copy(SLAB, 0, 2, &|_| true, || {}).unwrap();
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 2, &|donor| donor != DonorSlot(2), &|| false, || {}), None);
+        let removed = volume.remove_covered_copy(SLAB, 0, 2, &|_| true, &|| false, || {}).unwrap();
         assert_eq!((removed.location.donor, removed.pages_lost), (DonorSlot(0), 0));
     }
 
@@ -224,7 +250,7 @@ mod tests {
         let volume = volume();
         volume.bits.clear(Bit::Copy(0), PageIndex(0), 256);
         let _inside = volume.slab(SLAB).gate.enter();
-        assert_eq!(volume.remove_covered_copy(SLAB, 0, 0, &|_| true, ends_by_device_failure(&volume)), None);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 0, &|_| true, &|| false, ends_by_device_failure(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
     }
 
@@ -237,7 +263,7 @@ mod tests {
         let silent = std::sync::atomic::AtomicBool::new(false);
         let mut looks = 0;
         let answers = |donor: DonorSlot| donor != DonorSlot(1) || !silent.load(std::sync::atomic::Ordering::SeqCst);
-        let removed = volume.remove_covered_copy(SLAB, 0, 0, &answers, || {
+        let removed = volume.remove_covered_copy(SLAB, 0, 0, &answers, &|| false, || {
             looks += 1;
             assert!(looks < 5, "still waiting for a donor that says nothing");
             silent.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -250,7 +276,7 @@ mod tests {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
         let mut looks = 0;
-        let removed = volume.remove_covered_copy(SLAB, 0, 0, &|_| true, || {
+        let removed = volume.remove_covered_copy(SLAB, 0, 0, &|_| true, &|| false, || {
             looks += 1;
             assert!(looks < 5, "still waiting for an engine that is gone");
             volume.abandon();
