@@ -7,6 +7,7 @@ use spillway_fabric::units::{SlabHandle, SlabIndex};
 use spillway_volume::manager::decisions::PlaceJob;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::slab_map::slab_entry::DonorSlot;
+use spillway_volume::steward::peer::Peer;
 use spillway_volume::steward::{Input, Output, SessionNumber, Steward, StewardConfig};
 
 use crate::links::LinkId;
@@ -25,7 +26,7 @@ pub(crate) enum Place {
 }
 
 /// A donor that a borrower knows.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Slot {
     /// Whether it is one.
     pub(crate) place: Place,
@@ -33,19 +34,21 @@ pub(crate) struct Slot {
     pub(crate) machine: usize,
     /// The link to it, open or being opened.
     pub(crate) link: Option<LinkId>,
+    /// What decides about that, since it was first tried.
+    pub(crate) peer: Option<Peer>,
     sessions: u64,
 }
 
 impl Slot {
     /// A slot that was never used.
     pub(crate) fn new(machine: usize) -> Self {
-        Self { place: Place::Used, machine, link: None, sessions: 0 }
+        Self { place: Place::Used, machine, link: None, peer: None, sessions: 0 }
     }
 
     /// The slot of a donor that is gone. Its sessions are numbered on.
     pub(crate) fn take(&mut self, machine: usize) {
         assert!(self.place == Place::Free && self.link.is_none(), "a slot has one donor");
-        (self.place, self.machine) = (Place::Used, machine);
+        (self.place, self.machine, self.peer) = (Place::Used, machine, None);
     }
 }
 

@@ -2,13 +2,12 @@
 //!
 //! A link has two ends, each open or not, and parcels travel in order, as over TCP. While a machine is cut off they are
 //! held back. Nothing tells an end that the other one is gone, unless a closing parcel arrives; so each end counts
-//! silence, as the product does.
+//! silence: the borrower's in its Peer, the donor's in its Lender.
 
 use std::time::Duration;
 
 use spillway_donor::lender::leases::SessionId;
 use spillway_fabric::control::message::Message;
-use spillway_fabric::limits::HEARTBEAT_INTERVAL;
 use spillway_volume::steward::SessionNumber;
 
 /// A link; none is used twice.
@@ -60,8 +59,6 @@ pub(crate) struct Link {
     pub(crate) held: Vec<Parcel>,
     /// When the last parcel arrives, to the donor and to the borrower.
     pub(crate) last: [Duration; 2],
-    /// Heartbeats without a word.
-    pub(crate) waits: u32,
 }
 
 /// Whether a request reaches a donor.
@@ -87,7 +84,6 @@ impl Link {
             is_mute: false,
             held: Vec::new(),
             last: [Duration::ZERO; 2],
-            waits: 0,
         }
     }
 
@@ -98,11 +94,6 @@ impl Link {
             Some(_) => Reach::Open,
             None => Reach::Fails,
         }
-    }
-
-    /// How long nothing was heard.
-    pub(crate) fn silence(&self) -> Duration {
-        HEARTBEAT_INTERVAL * self.waits
     }
 
     /// Whether both ends are closed.

@@ -86,9 +86,6 @@ pub const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Mean time between two accesses of a program to its remote memory; each stands for many pages.
 pub const WORK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a borrower waits before it tries a donor again, as its pause grows to in the product.
-pub const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
-
 /// How long everything has to be well again after the storm: the longest patience, a deadline of recalls, and time to
 /// copy.
 pub const CALM: Duration = Duration::from_secs(150);

@@ -6,6 +6,7 @@
 use spillway_volume::limits::DONORS_MAX;
 use spillway_volume::slab_map::slab_entry::DonorSlot;
 use spillway_volume::steward::Input;
+use spillway_volume::steward::peer::Input as PeerInput;
 use spillway_volume::steward::placement::Random;
 
 use super::Cluster;
@@ -80,6 +81,8 @@ impl Cluster {
         assert!(self.borrowers[borrower].slots[slot].place == Place::Leaving, "only a removed donor is let go");
         assert!(self.borrowers[borrower].named_at(slot).is_empty(), "slabs are left at the donor");
         self.borrowers[borrower].slots[slot].place = Place::Free;
+        self.feed_peer(borrower, slot, PeerInput::Dismissed);
+        // Also one that is being opened.
         self.lose_session(borrower, slot);
     }
 

@@ -1,7 +1,6 @@
 //! What happens on links: sessions are opened, kept and lost, and parcels arrive or are held back.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
 use spillway_donor::connections::Machine;
 use spillway_donor::lender::{Input as LenderInput, Opening};
@@ -9,8 +8,9 @@ use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 use spillway_fabric::units::{BorrowerId, DonorId};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
-use spillway_volume::limits::{COPIES_MAX, SILENCE_NOTICED};
+use spillway_volume::limits::{COPIES_MAX, SOLE_COPY_PATIENCE_WITH_DISK};
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
+use spillway_volume::steward::peer::{Input as PeerInput, Output as PeerOutput, Peer, PeerConfig};
 use spillway_volume::steward::placement::Random;
 use spillway_volume::steward::{Input, Link as Opened};
 
@@ -19,7 +19,7 @@ use crate::borrower::Place;
 use crate::events::Event;
 use crate::links::{Link, LinkId, Parcel, Reach};
 use crate::machine::Content;
-use crate::settings::{DELAY_MAX, DELAY_MIN, DELAY_RARE, RECONNECT_PAUSE, SLAB_SIZE_BYTES};
+use crate::settings::{DELAY_MAX, DELAY_MIN, DELAY_RARE, SLAB_SIZE_BYTES};
 use crate::volume::Slab;
 
 impl Cluster {
@@ -42,15 +42,55 @@ impl Cluster {
         self.machines[machine].slab(session, location.handle)
     }
 
+    /// The time of the Peer of `slot` may have come.
     pub(crate) fn connect(&mut self, borrower: usize, slot: usize) {
-        let place = self.borrowers[borrower].slots.get(slot).filter(|place| place.place != Place::Free);
-        if !self.borrowers[borrower].is_alive || place.is_none_or(|place| place.link.is_some()) {
-            return;
+        let is_used = self.borrowers[borrower].slots.get(slot).is_some_and(|place| place.place != Place::Free);
+        if self.borrowers[borrower].is_alive && is_used {
+            self.feed_peer(borrower, slot, PeerInput::Tick);
         }
+    }
+
+    /// The Peer of `slot` decides.
+    pub(crate) fn feed_peer(&mut self, borrower: usize, slot: usize, input: PeerInput) {
+        let (now, settings) = (self.now(), self.settings);
+        let config = PeerConfig {
+            sole_copy_patience: if settings.has_disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE },
+            keeps_several_copies: settings.has_disk || settings.replicas > 1,
+        };
+        let peer = self.borrowers[borrower].slots[slot].peer.get_or_insert_with(|| Peer::new(config, now));
+        for output in peer.on(now, input) {
+            self.follow_peer(borrower, slot, output);
+        }
+    }
+
+    fn follow_peer(&mut self, borrower: usize, slot: usize, output: PeerOutput) {
+        match output {
+            PeerOutput::Connect => self.dial(borrower, slot),
+            PeerOutput::LookForSoleCopies => {
+                let is_sole = self.depends_on(borrower, slot);
+                self.feed_peer(borrower, slot, PeerInput::Found { is_sole });
+            }
+            PeerOutput::Silent(is_silent) => {
+                self.feed_steward(borrower, Input::Silent { donor: DonorSlot(slot as u16), is_silent });
+            }
+            PeerOutput::GiveUp(_) => self.lose_session(borrower, slot),
+            PeerOutput::WakeAt(Some(at)) => {
+                self.plan_in(at.saturating_duration_since(self.now()), Event::Connect { borrower, slot });
+            }
+            // Heartbeats are events of the link; requests fail or wait by themselves.
+            PeerOutput::Ping
+            | PeerOutput::Patience(_)
+            | PeerOutput::WaitedFor(_)
+            | PeerOutput::WakeAt(None)
+            | PeerOutput::Over => {}
+        }
+    }
+
+    fn dial(&mut self, borrower: usize, slot: usize) {
         let machine = self.borrowers[borrower].slots[slot].machine;
         let is_down = self.machines[machine].lender.is_none();
         if is_down || self.machines[machine].is_cut || self.machines[borrower].is_cut {
-            return self.plan_in(RECONNECT_PAUSE, Event::Connect { borrower, slot });
+            return self.feed_peer(borrower, slot, PeerInput::Ended);
         }
         let id = LinkId(self.links_next);
         self.links_next += 1;
@@ -145,6 +185,8 @@ impl Cluster {
         let identity = DonorId(machine as u128);
         let link = Opened { session, identity, free_bytes, slabs_held: 0, site: self.settings.site(machine) };
         self.feed_steward(borrower, Input::Up { donor: DonorSlot(slot as u16), link });
+        self.feed_peer(borrower, slot, PeerInput::Welcomed);
+        self.feed_peer(borrower, slot, PeerInput::Connected);
     }
 
     fn hear_at_donor(&mut self, id: LinkId, message: Message) {
@@ -159,11 +201,8 @@ impl Cluster {
         let link = self.links.get_mut(&id).expect("it is there");
         let Some(session) = link.at_borrower else { return };
         let (borrower, donor) = (link.borrower, DonorSlot(link.slot as u16));
-        let was_silent = link.silence() >= SILENCE_NOTICED;
-        link.waits = 0;
-        if was_silent {
-            self.feed_steward(borrower, Input::Silent { donor, is_silent: false });
-        }
+        let slot = link.slot;
+        self.feed_peer(borrower, slot, PeerInput::Heard);
         if message == Message::Ping {
             return self.send(id, Parcel::ToDonor(Message::Pong));
         }
@@ -187,38 +226,18 @@ impl Cluster {
         let Some(link) = self.links.get(&id) else { return };
         let is_silent = self.is_cut(link) || link.is_mute;
         let is_opening = link.at_borrower.is_none();
-        let link = self.links.get_mut(&id).expect("it was just there");
         if !is_silent && !is_opening {
-            link.waits = 0;
             return;
         }
-        link.waits += 1;
-        let (silence, machine, borrower, slot) = (link.silence(), link.machine, link.borrower, link.slot);
-        let (at_donor, at_borrower) = (link.at_donor, link.at_borrower);
+        let (machine, borrower, slot, at_donor) = (link.machine, link.borrower, link.slot, link.at_donor);
         self.plan_in(HEARTBEAT_INTERVAL, Event::Heartbeat { link: id });
         if let Some(session) = at_donor.filter(|_| is_silent) {
             self.feed_lender(machine, LenderInput::Quiet { session });
         }
-        let is_borrowers = self.borrowers[borrower].is_alive && self.borrowers[borrower].uses(slot, id);
-        if is_borrowers && at_borrower.is_none() && silence >= SILENCE_DEADLINE {
-            self.end_at_borrower(id);
-        } else if is_borrowers && at_borrower.is_some() {
-            self.bear_silence(id, silence);
+        if self.borrowers[borrower].is_alive && self.borrowers[borrower].uses(slot, id) {
+            self.feed_peer(borrower, slot, PeerInput::Quiet);
         }
         self.bury(id);
-    }
-
-    /// As the product's link does: a donor that can be spared is given up soon.
-    fn bear_silence(&mut self, id: LinkId, silence: Duration) {
-        let (borrower, slot) = (self.links[&id].borrower, self.links[&id].slot);
-        if silence == SILENCE_NOTICED {
-            let donor = DonorSlot(slot as u16);
-            self.feed_steward(borrower, Input::Silent { donor, is_silent: true });
-        }
-        let patience = if self.depends_on(borrower, slot) { SOLE_COPY_PATIENCE } else { SILENCE_DEADLINE };
-        if silence >= patience {
-            self.lose_session(borrower, slot);
-        }
     }
 
     /// Whether a slab would be lost with a donor.
@@ -252,12 +271,12 @@ impl Cluster {
         let link = self.links.get_mut(&id).expect("it is there");
         let (borrower, slot, was_open) = (link.borrower, link.slot, link.at_borrower.take().is_some());
         self.borrowers[borrower].slots[slot].link = None;
-        self.plan_in(RECONNECT_PAUSE, Event::Connect { borrower, slot });
         if was_open {
             self.report.sessions_lost += 1;
             self.feed_steward(borrower, Input::Down { donor: DonorSlot(slot as u16) });
             self.forget_donor(borrower, slot);
         }
+        self.feed_peer(borrower, slot, PeerInput::Ended);
     }
 
     /// Every copy at a lost donor is gone; a slab that had no other one is lost.
