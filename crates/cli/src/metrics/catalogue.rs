@@ -109,6 +109,8 @@ catalogue! {
     DEVICE_BACKLOG_MAX: Gauge "spillway_device_disk_backlog_limit_bytes" [DEVICE] "Bound of the backlog.";
     DEVICE_DISK_ERRORS: Counter "spillway_device_disk_write_errors" [DEVICE]
         "Writes to the backing file that failed; their pages live at donors only.";
+    DEVICE_DISK_WRONG: Counter "spillway_device_disk_wrong_pages" [DEVICE]
+        "Pages read from the backing file that were not what was written.";
     DEVICE_DONORS: Gauge "spillway_device_donors" [DEVICE, STATE] "Donors of a device: connected, connecting or lost.";
 
     LINK_CONNECTED: Gauge "spillway_device_donor_connected" [DEVICE, DONOR] "1 if the donor is connected.";
@@ -122,6 +124,8 @@ catalogue! {
         "Latency of reads in the last ten to twenty seconds; of donors that are reached over sockets.";
     LINK_ELSEWHERE: Counter "spillway_device_donor_reads_taken_elsewhere" [DEVICE, DONOR]
         "Reads that waited so long for the donor that another copy was asked.";
+    LINK_WRONG: Counter "spillway_device_donor_wrong_pages" [DEVICE, DONOR]
+        "Pages read from the donor that were not what was written.";
 
     RUNS: Gauge "spillway_runs" [VIA] "Programs under `spillway run`.";
     RUNS_DEGRADED: Gauge "spillway_runs_degraded" [VIA] "Runs whose memory is less safe or slower than asked.";

@@ -143,6 +143,7 @@ impl Samples {
             self.pages(&metrics::DEVICE_BACKLOG, &[name], disk.backlog_pages);
             self.pages(&metrics::DEVICE_BACKLOG_MAX, &[name], disk.backlog_pages_max);
             self.number(&metrics::DEVICE_DISK_ERRORS, &[name], disk.write_errors);
+            self.number(&metrics::DEVICE_DISK_WRONG, &[name], disk.wrong_pages);
         }
         self.truth(&metrics::DEVICE_DISK_ONLY, &[name], is_disk_only(device));
         for state in LINK_STATES {
@@ -182,6 +183,7 @@ impl Samples {
         self.number(&metrics::LINK_FREE, &labels, donor.free_bytes);
         self.push(&metrics::LINK_WAITING, &labels, Value::Number(latency.waiting_us / 1e6));
         self.number(&metrics::LINK_ELSEWHERE, &labels, latency.reads_taken_elsewhere);
+        self.number(&metrics::LINK_WRONG, &labels, donor.wrong_pages);
         for (percentile, microseconds) in [("50", latency.reads.p50_us), ("99", latency.reads.p99_us)] {
             if microseconds > 0.0 {
                 let labels = [device, donor.address.as_str(), percentile];
