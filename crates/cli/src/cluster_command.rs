@@ -57,6 +57,9 @@ fn describe(view: &ClusterView) -> String {
     let sealed = if view.sealed { "sealed" } else { "NOT sealed" };
     let mut text = format!("cluster {} ({}, {sealed}): {living} machines", view.name, view.discovery);
     let _ = if gone > 0 { writeln!(text, ", {gone} gone") } else { writeln!(text) };
+    if let [used, accepted] = view.key_ids.as_slice() {
+        let _ = writeln!(text, "the key changes: this machine uses {used} and accepts {accepted}");
+    }
     let mut rows = vec![COLUMNS.map(str::to_owned)];
     rows.extend(view.members.iter().map(row));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -101,6 +104,7 @@ mod tests {
             discovery: "gossip".to_owned(),
             sealed: false,
             key_file: None,
+            key_ids: Vec::new(),
             machine: String::new(),
             identity_file: String::new(),
             members: vec![member(Some("node1"), "alive"), member(Some("node2"), "gone"), member(None, "alive")],

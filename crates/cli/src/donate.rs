@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
-use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
@@ -177,8 +177,8 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let key = match storage::key_file(arguments.key.as_deref()) {
         // A name that was written wrongly must not become a cluster of its own, so only the file that was not named is
         // made.
-        Some(path) if arguments.key.is_some() => Some(ClusterKey::load(&path).map_err(Failure::failed)?),
-        Some(path) => Some(ClusterKey::load_or_create(&path).map_err(Failure::failed)?),
+        Some(path) if arguments.key.is_some() => Some(KeySource::load(&path).map_err(Failure::failed)?),
+        Some(path) => Some(KeySource::load_or_create(&path).map_err(Failure::failed)?),
         None => None,
     };
     Ok(DonorConfig {

@@ -5,7 +5,7 @@
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
-//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows.
+//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`]; [`generated_files`]: for packages.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
@@ -27,6 +27,7 @@ mod drain;
 mod failure;
 mod generated_files;
 mod interruption;
+mod key_command;
 mod limits;
 mod machine;
 mod mend;
@@ -116,6 +117,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Donate(arguments) => donate::execute(&arguments)?,
         Command::Status(output) => status::show(&output, None, &|_| true)?,
         Command::Cluster(output) => cluster_command::execute(&output)?,
+        Command::Key(command) => key_command::execute(&command)?,
         Command::Drain(arguments) => drain::execute(&arguments)?,
         Command::Top(arguments) => top::execute(&arguments)?,
         Command::Doctor(arguments) => doctor::execute(&arguments)?,

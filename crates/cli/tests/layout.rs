@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 80] = [
+const DECISIONS: [&str; 81] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -238,6 +238,7 @@ const DECISIONS: [&str; 80] = [
     "crates/volume/src/engine/verify.rs",
     "crates/volume/src/slab_map/proofs.rs",
     "crates/volume/src/slab_map/trust.rs",
+    "crates/donor/src/handshake_rates.rs",
     "crates/donor/src/lender/mod.rs",
     "crates/donor/src/lender/admission.rs",
     "crates/donor/src/lender/capacity.rs",

@@ -78,7 +78,7 @@ impl World {
             let mut config = donor_config(64 * MEBIBYTE);
             if let Some(key) = &key {
                 config.listen = vec!["127.0.0.1:0".parse().unwrap()];
-                config.key = Some(ClusterKey::load_or_create(key).unwrap());
+                config.key = Some(ClusterKey::load_or_create(key).unwrap().into());
             } else {
                 config.unix_path = Some(world.socket(number));
             }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use spillway_fabric::address::{AddressError, DonorAddress};
-use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_fabric::site::Site;
 
@@ -63,7 +63,7 @@ pub struct DonorConfig {
     /// A UNIX socket besides, so that borrowers on this host get shared memory.
     pub unix_path: Option<PathBuf>,
     /// What borrowers have to prove; without it, only this host is listened to.
-    pub key: Option<ClusterKey>,
+    pub key: Option<KeySource>,
     /// Most to lend to the volumes of one machine together.
     pub machine_limit_bytes: Option<u64>,
     /// Where this machine stands, for borrowers that want copies apart.

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::lender::leases::SessionId;
-use crate::limits::{CONNECTIONS_MAX, UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
+use crate::limits::{
+    CONNECTIONS_MAX, CONNECTIONS_PER_SOURCE_MAX, SESSIONS_PER_SOURCE_MAX, UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX,
+};
 
 /// Where connections come from, as far as it tells one peer from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +187,21 @@ impl Open {
         }
     }
 
+    /// Whether `source` may have one more proven connection, of `session`.
+    fn has_room_for(&self, source: Source, session: SessionId) -> bool {
+        let of_source = self.entries.values().filter(|entry| entry.source == source);
+        let proven = of_source.filter_map(|entry| match entry.standing {
+            Standing::Proven(session) => Some(session.0),
+            Standing::Unproven | Standing::Dropped => None,
+        });
+        let mut sessions: Vec<_> = proven.collect();
+        let connections = sessions.len();
+        sessions.sort_unstable();
+        sessions.dedup();
+        let has_session_room = sessions.contains(&session.0) || sessions.len() < SESSIONS_PER_SOURCE_MAX;
+        connections < CONNECTIONS_PER_SOURCE_MAX && has_session_room
+    }
+
     /// Those that have proven nothing, and those that gave way and did not leave yet.
     fn unproven_count(&self) -> usize {
         self.entries.len() - self.proven_count()
@@ -213,7 +230,7 @@ impl Place<'_> {
     #[must_use]
     pub fn belongs_to(&self, session: SessionId) -> bool {
         let mut open = self.connections.lock();
-        if open.closed || open.proven_count() >= CONNECTIONS_MAX {
+        if open.closed || open.proven_count() >= CONNECTIONS_MAX || !open.has_room_for(self.source, session) {
             return false;
         }
         match open.entries.get_mut(&self.number) {
@@ -371,6 +388,28 @@ mod tests {
         drop(mute.pop());
         let _new = crowd(&connections, 1, |_| HERE);
         assert!(!is_ended(&mute[0].1));
+    }
+
+    #[test]
+    fn one_source_cannot_have_all_connections_or_all_sessions() {
+        let connections = Connections::default();
+        let enter = |source: Source| {
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            connections.enter(&ours, source).unwrap()
+        };
+        let prove = |number: usize| {
+            let place = enter(HERE);
+            assert!(place.belongs_to(SessionId(number as u64)));
+            place
+        };
+        let mut places: Vec<_> = (0..SESSIONS_PER_SOURCE_MAX).map(prove).collect();
+        let one_more = enter(HERE);
+        assert!(!one_more.belongs_to(SessionId(10_000)), "no further session");
+        while places.len() < CONNECTIONS_PER_SOURCE_MAX {
+            places.push(prove(1));
+        }
+        assert!(!one_more.belongs_to(SessionId(1)), "no further connection");
+        assert!(enter(elsewhere(1)).belongs_to(SessionId(10_001)), "another machine notices nothing");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{DrainOrder, Hello, Message};
 use spillway_fabric::control::{self, ControlChannel, ControlError, ControlReceiver, ControlSender};
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL};
 use spillway_fabric::rdma::{LentRegions, RdmaUnavailable};
 use spillway_fabric::tcp::Traffic;
@@ -54,9 +55,11 @@ pub(crate) fn serve(
     peer: &str,
     place: &Place<'_>,
 ) -> Result<(), SessionEnd> {
-    let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
+    let key = shared.key.as_ref().map(KeySource::current);
+    let channel = ControlChannel::accept_opened(opening, key.as_ref()).map_err(SessionEnd::Handshake)?;
     let passes_descriptors = channel.passes_descriptors();
     let local_address = channel.local_address();
+    shared.proved(place.source());
     let (sender, mut receiver) = channel.split();
     let hello = match receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)?.0 {
         Message::Hello(hello) => hello,

@@ -7,14 +7,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Welcome;
-use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
 use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::proof::SessionName;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
 use crate::complaints::Complaints;
-use crate::connections::Connections;
+use crate::connections::{Connections, Source};
+use crate::handshake_rates::HandshakeRates;
 use crate::lender::leases::SessionId;
 use crate::lender::{Input, Lender, Make};
 use crate::session::Session;
@@ -25,12 +26,13 @@ use crate::slab_memory::SlabMemory;
 #[derive(Debug)]
 pub(crate) struct DonorState {
     pub(crate) id: DonorId,
-    pub(crate) key: Option<ClusterKey>,
+    pub(crate) key: Option<KeySource>,
     /// What every session is welcomed with; the rest is the Lender's to say.
     welcome: Welcome,
     /// The UNIX socket told to borrowers.
     pub(crate) unix_path: Option<PathBuf>,
     pub(crate) connections: Connections,
+    rates: Mutex<HandshakeRates>,
     stopping: AtomicBool,
     pub(crate) connections_refused: AtomicU64,
     /// Log lines that strangers cause.
@@ -43,7 +45,7 @@ pub(crate) struct DonorState {
 impl DonorState {
     pub(crate) fn new(
         id: DonorId,
-        key: Option<ClusterKey>,
+        key: Option<KeySource>,
         host: [u8; 16],
         unix_path: Option<PathBuf>,
         site: Site,
@@ -55,6 +57,7 @@ impl DonorState {
             welcome: welcome(id, host, unix_path.as_deref(), site),
             unix_path,
             connections: Connections::default(),
+            rates: Mutex::default(),
             stopping: AtomicBool::new(false),
             connections_refused: AtomicU64::new(0),
             complaints: Mutex::default(),
@@ -69,6 +72,16 @@ impl DonorState {
         if let Some(line) = complaints.take(text, Instant::now()) {
             tracing::warn!("{line}");
         }
+    }
+
+    /// Whether a connection of `source` may begin a handshake now.
+    pub(crate) fn admits(&self, source: Source) -> bool {
+        self.rates.lock().expect("no thread panics with the rates locked").admit(source, Instant::now())
+    }
+
+    /// A connection of `source` has proven itself.
+    pub(crate) fn proved(&self, source: Source) {
+        self.rates.lock().expect("no thread panics with the rates locked").proved(source, Instant::now());
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Shell> {

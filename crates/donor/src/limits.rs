@@ -26,6 +26,34 @@ pub const UNPROVEN_MAX: usize = 64;
 /// Of those, from one source: what one borrower opens, if all of its connections started at once.
 pub const UNPROVEN_PER_SOURCE_MAX: usize = 16;
 
+/// Handshakes that one source may begin at once and not finish well: twice what a machine with four volumes opens.
+pub const HANDSHAKES_AT_ONCE_MAX: u32 = 128;
+
+/// Later one source may begin one such handshake in so long: a process with a wrong key tries again in seconds.
+pub const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(31);
+
+/// The same for all sources together that have proven nothing lately: a cluster of 256 machines that starts at once.
+pub const STRANGERS_AT_ONCE_MAX: u32 = 256;
+
+/// Later strangers may begin one handshake in so long. One costs some 0.1 ms of a CPU, so a flood costs 2 % of one.
+pub const STRANGERS_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Sources whose handshakes are counted: four for each session, in 64 KiB.
+pub const SOURCES_MAX: usize = 1024;
+
+/// How long a source that has proven itself is no stranger: a borrower that lost its donor comes back sooner.
+pub const PROVEN_FOR: Duration = Duration::from_secs(3600);
+
+/// So many times the handshakes of a stranger are a proven source's, whose address a hostile program may share: as
+/// many as cost 3 % of a CPU.
+pub const PROVEN_FACTOR: u32 = 10;
+
+/// Connections of sessions from one source: with this, one machine leaves half of [`CONNECTIONS_MAX`] to others.
+pub const CONNECTIONS_PER_SOURCE_MAX: usize = CONNECTIONS_MAX / 2;
+
+/// Sessions from one source, for the same reason.
+pub const SESSIONS_PER_SOURCE_MAX: usize = SESSIONS_MAX / 2;
+
 /// How often the machine's memory is looked at; with [`AVAILABLE_WEIGHT`], a change is believed within some seconds.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -87,6 +115,9 @@ const _: () = {
     assert!(SESSIONS_MAX < CONNECTIONS_MAX);
     assert!(4 * UNPROVEN_PER_SOURCE_MAX <= UNPROVEN_MAX);
     assert!(UNPROVEN_MAX < CONNECTIONS_MAX);
+    assert!(HANDSHAKES_AT_ONCE_MAX as usize >= UNPROVEN_PER_SOURCE_MAX, "the older ones give way first");
+    assert!(STRANGERS_AT_ONCE_MAX >= HANDSHAKES_AT_ONCE_MAX && SOURCES_MAX >= SESSIONS_MAX);
+    assert!(SESSIONS_PER_SOURCE_MAX <= CONNECTIONS_PER_SOURCE_MAX);
     assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
     assert!(RESERVATIONS_PER_SESSION_MAX < SLABS_PER_SESSION_MAX);
     assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());

@@ -33,6 +33,10 @@ pub(crate) fn accept_connections(shared: &Arc<DonorState>, listener: &Listener) 
 }
 
 fn start_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer) {
+    if !shared.admits(peer.source) {
+        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+        return shared.complain(&format!("{} is turned away: too many handshakes that proved nothing", peer.name));
+    }
     // A thread for each that came, wherever it is in its life: strangers can come faster than threads leave.
     if !shared.connections.await_room(Instant::now() + ROOM_PATIENCE) {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
@@ -93,6 +97,7 @@ fn serve_data(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'
             shared.connections_refused.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
+        shared.proved(place.source());
         // From here on the end of the session ends this connection; before, `ended` tells.
         tcp::serve(stream, &*session, &session.traffic, &session.ended)
     });

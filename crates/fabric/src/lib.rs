@@ -30,6 +30,7 @@ pub mod credit;
 mod endpoint;
 pub mod file;
 pub mod key;
+pub mod key_source;
 pub mod limits;
 pub mod membership;
 pub mod patience;

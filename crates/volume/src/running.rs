@@ -10,7 +10,7 @@ use spillway_block::metrics::Metrics;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
-use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 
@@ -245,7 +245,7 @@ fn state_of<'a>(finding: &Finding, migrating: bool, config: &VolumeConfig, count
 
 /// What a volume needs and may lack: the cluster key, and the backing file of a volume that goes on.
 pub struct Prerequisites {
-    key: Option<ClusterKey>,
+    key: Option<KeySource>,
     /// Of a device that goes on; that of a new one is made when nothing else can fail any more.
     backing: Option<BackingFile>,
 }
@@ -253,7 +253,7 @@ pub struct Prerequisites {
 impl Prerequisites {
     /// Opens them, or says which cannot be had.
     pub fn find(config: &VolumeConfig, state: &DeviceState) -> Result<Self, VolumeError> {
-        let key = config.key_file.as_deref().map(ClusterKey::load).transpose()?;
+        let key = config.key_file.as_deref().map(KeySource::load).transpose()?;
         let path = config.backing.as_deref().filter(|_| state.is_resumed());
         let backing = path.map(|path| open_backing(path, state)).transpose()?;
         Ok(Self { key, backing })

@@ -2,6 +2,7 @@
 //!
 //! Values are checked here, so that a mistake ends with status 2 before anything is touched.
 
+pub(crate) mod key;
 pub(crate) mod top;
 pub(crate) mod trace;
 
@@ -24,6 +25,7 @@ use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
+use self::key::KeyCommand;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
@@ -63,6 +65,9 @@ pub(crate) enum Command {
     Cluster(OutputArguments),
     /// Empty a donor: its borrowers move their pages elsewhere, and it lends nothing any more
     Drain(DrainArguments),
+    /// Make cluster keys, tell them apart, and move a cluster from one to the next without a restart
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Say what this kernel and user can do, and the command that mends what is missing
     Doctor(DoctorArguments),
     /// The long-running daemon, as its configuration says

@@ -209,6 +209,7 @@ pub(crate) mod tests {
             discovery: "gossip".to_owned(),
             sealed: true,
             key_file: Some("/etc/key".into()),
+            key_ids: Vec::new(),
             machine: String::new(),
             identity_file: String::new(),
             members,

@@ -45,7 +45,7 @@ impl TestDonor {
             headroom_bytes: 0,
             listen: vec![ListenAddress::Tcp("127.0.0.1:0".to_owned())],
             unix_path: Some(directory.path().join("donor.sock")),
-            key,
+            key: key.map(Into::into),
             machine_limit_bytes: None,
             site: spillway_fabric::site::Site::default(),
             slab_prepared_count: 2,

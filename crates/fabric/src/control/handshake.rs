@@ -71,10 +71,9 @@ impl Opening {
     /// The accepting side of the handshake.
     pub(super) fn respond(self, key: Option<&ClusterKey>) -> Result<(Socket, StatelessTransportState), ControlError> {
         let Self { socket, preface, deadline } = self;
-        let mut noise = state(key, &preface, false);
         let mut message = [0; NOISE_MESSAGE_BYTES];
         socket.receive_exact(&mut message, deadline)?;
-        noise.read_message(&message, &mut []).map_err(|_| ControlError::WrongKey)?;
+        let mut noise = read_first(key, &preface, &message)?;
         socket.send(&preface::encode(Role::Control), None, deadline)?;
         if preface::decode(&preface)? != Role::Control {
             return Err(ControlError::Malformed("a data connection began with a control handshake"));
@@ -93,7 +92,7 @@ pub(super) fn initiate(
 ) -> Result<(Socket, StatelessTransportState), ControlError> {
     let socket = Socket::new(stream)?;
     let preface = preface::encode(Role::Control);
-    let mut noise = state(key, &preface, true);
+    let mut noise = state(key.map_or(&NO_KEY, ClusterKey::bytes), &preface, true);
     let mut message = [0; NOISE_MESSAGE_BYTES];
     write_message(&mut noise, &mut message)?;
     socket.send(&[&preface[..], &message].concat(), None, deadline).map_err(closed_is_no_answer)?;
@@ -124,12 +123,27 @@ fn closed_is_no_answer(error: ControlError) -> ControlError {
     if matches!(error, ControlError::Closed) { ControlError::NoAnswer } else { error }
 }
 
-fn state(key: Option<&ClusterKey>, prologue: &[u8], initiator: bool) -> HandshakeState {
+/// The handshake after its first message, with that of the accepted keys which the peer has.
+fn read_first(
+    key: Option<&ClusterKey>,
+    prologue: &[u8],
+    message: &[u8; NOISE_MESSAGE_BYTES],
+) -> Result<HandshakeState, ControlError> {
+    let read = |bytes: &[u8; KEY_BYTES]| {
+        let mut noise = state(bytes, prologue, false);
+        noise.read_message(message, &mut []).is_ok().then_some(noise)
+    };
+    let noise = match key {
+        Some(key) => key.all_bytes().find_map(read),
+        None => read(&NO_KEY),
+    };
+    noise.ok_or(ControlError::WrongKey)
+}
+
+fn state(key: &[u8; KEY_BYTES], prologue: &[u8], initiator: bool) -> HandshakeState {
     let params = PATTERN.parse().expect("the pattern's name is correct");
-    let builder = Builder::new(params)
-        .psk(0, key.map_or(&NO_KEY, ClusterKey::bytes))
-        .and_then(|builder| builder.prologue(prologue))
-        .expect("each is set once");
+    let builder =
+        Builder::new(params).psk(0, key).and_then(|builder| builder.prologue(prologue)).expect("each is set once");
     let state = if initiator { builder.build_initiator() } else { builder.build_responder() };
     state.expect("the pattern needs a pre-shared key only")
 }
@@ -191,6 +205,21 @@ mod tests {
     }
 
     #[test]
+    fn two_keys_are_accepted_while_a_cluster_moves_from_one_to_the_next() {
+        let (old, new) = (key(1), key(2));
+        let (before, after) = (old.clone().accepting(&new), new.clone().accepting(&old));
+        for (ours, theirs) in
+            [(&old, &before), (&before, &before), (&before, &after), (&after, &before), (&new, &after)]
+        {
+            let (borrower, donor) = meet(Some(ours), Some(theirs.clone()));
+            borrower.unwrap();
+            donor.unwrap();
+        }
+        let (borrower, donor) = meet(Some(&key(3)), Some(before));
+        assert!(borrower.is_err() && matches!(donor, Err(ControlError::WrongKey)));
+    }
+
+    #[test]
     fn a_donor_says_nothing_to_a_peer_without_its_key() {
         let (mut one, other) = UnixStream::pair().unwrap();
         let donor = thread::spawn(move || Opening::receive(other)?.respond(Some(&key(1))).map(drop));
@@ -209,7 +238,7 @@ mod tests {
         let mut newer = preface::encode(Role::Control);
         newer[4] += 1;
         let mut message = [0; NOISE_MESSAGE_BYTES];
-        write_message(&mut state(Some(&key(1)), &newer, true), &mut message).unwrap();
+        write_message(&mut state(key(1).bytes(), &newer, true), &mut message).unwrap();
         one.write_all(&[&newer[..], &message].concat()).unwrap();
         let mut answer = Vec::new();
         one.read_to_end(&mut answer).unwrap();

@@ -118,6 +118,7 @@ impl Gossip {
                 self.own.is_changed |= profile != self.own.announcement.profile;
                 self.own.announcement.profile = profile;
             }
+            Input::Key(key) => self.sealer.change_key(&key),
             Input::Leave => self.leave(now),
         }
         if !self.has_left {

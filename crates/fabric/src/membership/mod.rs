@@ -24,7 +24,7 @@ mod pull;
 mod replay;
 mod rumors;
 mod runtime;
-mod seal;
+pub(crate) mod seal;
 mod seeds;
 mod twins;
 
@@ -135,6 +135,8 @@ pub enum Input<'a> {
     Join(Vec<SocketAddr>),
     /// What this machine tells of itself has changed.
     Profile(Profile),
+    /// The cluster's key changed: what is sent is sealed with it, and what comes is opened with all that it accepts.
+    Key(ClusterKey),
     /// This machine says goodbye.
     Leave,
 }
@@ -251,7 +253,7 @@ impl Membership {
                     listed.set_profile(profile);
                     Vec::new()
                 }
-                Input::Timer | Input::Datagram(_) | Input::Leave => Vec::new(),
+                Input::Timer | Input::Datagram(_) | Input::Key(_) | Input::Leave => Vec::new(),
             },
         }
     }

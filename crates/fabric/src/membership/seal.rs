@@ -49,7 +49,8 @@ const LABEL: &[u8] = b"spillway 1 membership datagrams";
 
 /// Seals and opens the datagrams of one process.
 pub(crate) struct Sealer {
-    cipher: Option<XChaCha20Poly1305>,
+    /// None without a key. The first one seals, and each may open.
+    ciphers: Vec<XChaCha20Poly1305>,
     cluster: Vec<u8>,
     sender: Sender,
     count: u64,
@@ -69,14 +70,20 @@ impl Sealer {
     /// For the process `sender`, which never had the same bytes before.
     pub(crate) fn new(key: Option<&ClusterKey>, cluster: &str, sender: Sender) -> Self {
         let cluster = cluster.as_bytes().to_vec();
-        let derived = key.map(|key| derive(key.bytes(), &cluster));
-        let cipher = derived.map(|bytes| XChaCha20Poly1305::new((&*bytes).into()));
-        Self { cipher, cluster, sender, count: 0 }
+        let ciphers = key.map_or(Vec::new(), |key| ciphers(key, &cluster));
+        Self { ciphers, cluster, sender, count: 0 }
+    }
+
+    /// The cluster's key changed. A process that began without a key goes on without.
+    pub(crate) fn change_key(&mut self, key: &ClusterKey) {
+        if self.has_key() {
+            self.ciphers = ciphers(key, &self.cluster);
+        }
     }
 
     /// Whether there is a key.
     pub(crate) fn has_key(&self) -> bool {
-        self.cipher.is_some()
+        !self.ciphers.is_empty()
     }
 
     /// The datagram for `message`.
@@ -90,7 +97,7 @@ impl Sealer {
         datagram.extend_from_slice(&self.count.to_le_bytes());
         datagram.extend_from_slice(message);
         let (header, message) = datagram.split_at_mut(DATAGRAM_HEADER_BYTES);
-        let tag = match &self.cipher {
+        let tag = match self.ciphers.first() {
             Some(cipher) => cipher
                 .encrypt_in_place_detached(nonce(header), &self.authenticated(header), message)
                 .expect("a datagram is far below the cipher's limit")
@@ -125,19 +132,20 @@ impl Sealer {
     }
 
     fn unseal(&self, header: &[u8], message: &[u8], tag: &[u8]) -> Result<Vec<u8>, MembershipError> {
-        let mut message = message.to_vec();
-        let is_good = match &self.cipher {
-            Some(cipher) => cipher
-                .decrypt_in_place_detached(
-                    nonce(header),
-                    &self.authenticated(header),
-                    &mut message,
-                    Tag::from_slice(tag),
-                )
-                .is_ok(),
-            None => self.checksum(header, &message) == tag,
+        if !self.has_key() {
+            return if self.checksum(header, message) == tag {
+                Ok(message.to_vec())
+            } else {
+                Err(MembershipError::Key)
+            };
+        }
+        let open = |cipher: &XChaCha20Poly1305| {
+            let mut message = message.to_vec();
+            let authenticated = self.authenticated(header);
+            let tag = Tag::from_slice(tag);
+            cipher.decrypt_in_place_detached(nonce(header), &authenticated, &mut message, tag).ok().map(|()| message)
         };
-        is_good.then_some(message).ok_or(MembershipError::Key)
+        self.ciphers.iter().find_map(open).ok_or(MembershipError::Key)
     }
 
     fn authenticated(&self, header: &[u8]) -> Vec<u8> {
@@ -159,6 +167,11 @@ fn nonce(header: &[u8]) -> &XNonce {
 
 fn keyed(key: &[u8; KEY_BYTES]) -> Blake2sMac256 {
     <Blake2sMac256 as KeyInit>::new_from_slice(key).expect("a cluster key has the length of the code's key")
+}
+
+/// One for each key that is accepted, in their order.
+fn ciphers(key: &ClusterKey, cluster: &[u8]) -> Vec<XChaCha20Poly1305> {
+    key.all_bytes().map(|bytes| XChaCha20Poly1305::new((&*derive(bytes, cluster)).into())).collect()
 }
 
 fn derive(key: &[u8; KEY_BYTES], cluster: &[u8]) -> Zeroizing<[u8; KEY_BYTES]> {
@@ -188,6 +201,23 @@ mod tests {
         }
         let plain = sealer(None, "home", 1).seal(b"hello");
         assert!(matches!(sealer(Some(1), "home", 2).open(&plain), Err(MembershipError::Key)), "never without the key");
+    }
+
+    #[test]
+    fn two_keys_are_read_while_a_cluster_moves_from_one_to_the_next() {
+        let [old, new] = [1, 2].map(|byte| ClusterKey::from_bytes([byte; KEY_BYTES]));
+        let mut moving = sealer(Some(1), "home", 1);
+        moving.change_key(&old.clone().accepting(&new));
+        assert!(moving.open(&sealer(Some(2), "home", 2).seal(b"new")).is_ok());
+        assert!(sealer(Some(1), "home", 2).open(&moving.seal(b"old")).is_ok(), "the first one seals");
+        moving.change_key(&new.clone().accepting(&old));
+        assert!(sealer(Some(2), "home", 2).open(&moving.seal(b"new")).is_ok());
+        assert!(moving.open(&sealer(Some(1), "home", 2).seal(b"old")).is_ok());
+        moving.change_key(&new);
+        assert!(matches!(moving.open(&sealer(Some(1), "home", 2).seal(b"old")), Err(MembershipError::Key)));
+        let mut plain = sealer(None, "home", 1);
+        plain.change_key(&new);
+        assert!(!plain.has_key());
     }
 
     #[test]

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::units::{BorrowerId, SlabIndex};
 
 use self::decisions::Decisions;
@@ -79,7 +79,7 @@ pub struct ManagerState {
     /// The volume's name.
     pub name: String,
     /// The cluster key.
-    pub key: Option<ClusterKey>,
+    pub key: Option<KeySource>,
     /// How pages travel.
     pub transport: TransportChoice,
     /// What is put around queue pairs to donors.
@@ -121,7 +121,7 @@ pub struct ManagerParts {
     /// The volume's name.
     pub name: String,
     /// The cluster key.
-    pub key: Option<ClusterKey>,
+    pub key: Option<KeySource>,
     /// How pages travel.
     pub transport: TransportChoice,
     /// What is put around queue pairs to donors.

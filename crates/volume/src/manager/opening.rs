@@ -14,6 +14,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::{
     CONNECT_DEADLINE, HANDSHAKE_DEADLINE, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
 };
@@ -210,7 +211,8 @@ impl<'a> Attempt<'a> {
         resume: Option<SessionToken>,
     ) -> Result<Greeted, LinkError> {
         let shared = self.shared;
-        let channel = ControlChannel::connect_until(stream, shared.key.as_ref(), self.deadline);
+        let key = shared.key.as_ref().map(KeySource::current);
+        let channel = ControlChannel::connect_until(stream, key.as_ref(), self.deadline);
         let (sender, mut receiver) = channel.map_err(silence_in_handshake)?.split();
         let hello = Hello {
             version: WIRE_VERSION,

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::{DATAGRAM_BYTES_MAX, RESOLVE_INTERVAL};
 use spillway_fabric::membership::announcement::{Label, Profile};
 use spillway_fabric::membership::identity::Identity;
@@ -47,6 +48,9 @@ const TURN: Duration = Duration::from_millis(100);
 /// Datagrams that are received before timers are looked at: more than a large cluster sends in one turn.
 const DATAGRAMS_PER_TURN_MAX: usize = 256;
 
+/// How often the key's file is looked at: a change of key waits so long.
+const KEY_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// A look-up that failed is tried again after so long.
 const LOOK_UP_RETRY: Duration = Duration::from_secs(5);
 
@@ -65,6 +69,8 @@ pub(crate) struct Figures {
 
 struct State {
     membership: Membership,
+    /// The key that the membership has.
+    key: Option<ClusterKey>,
     identity: IdentityFile,
     wake: Option<Instant>,
 }
@@ -73,6 +79,7 @@ struct Shared {
     role: ClusterRole,
     socket: UdpSocket,
     /// None: datagrams are not sealed.
+    key: Option<KeySource>,
     key_file: Option<PathBuf>,
     is_over: AtomicBool,
     state: Mutex<State>,
@@ -107,16 +114,17 @@ impl ClusterService {
             discovery: role.discovery,
             identity: Identity::new(identity.machine(), identity.generation(), address),
             cluster: role.name.clone(),
-            key,
+            key: key.as_ref().map(KeySource::current),
             profile: profile.clone(),
             seed: u64::from_le_bytes(random_bytes().map_err(during)?),
             sender: random_bytes().map_err(during)?,
         };
         socket.set_nonblocking(true).map_err(during)?;
+        let known = settings.key.clone();
         let membership = Membership::new(Instant::now(), settings);
-        let state = Mutex::new(State { membership, identity, wake: None });
+        let state = Mutex::new(State { membership, key: known, identity, wake: None });
         let role = role.clone();
-        let shared = Arc::new(Shared { role, socket, key_file, is_over: AtomicBool::new(false), state, profile });
+        let shared = Arc::new(Shared { role, socket, key, key_file, is_over: AtomicBool::new(false), state, profile });
         shared.give(Input::Join(seeds));
         let threads = vec![
             spawn("cluster", &shared, Shared::receive)?,
@@ -154,6 +162,7 @@ impl ClusterService {
             discovery: shared.role.discovery.to_string(),
             sealed: shared.key_file.is_some(),
             key_file: shared.key_file.clone(),
+            key_ids: state.key.as_ref().map_or(Vec::new(), ClusterKey::ids),
             machine: state.identity.machine().to_string(),
             identity_file: state.identity.path().display().to_string(),
             members,
@@ -177,9 +186,9 @@ impl ClusterService {
 }
 
 /// The key and its file; none without one.
-fn load_key(named: Option<&Path>) -> Result<Option<(ClusterKey, PathBuf)>, Failure> {
+fn load_key(named: Option<&Path>) -> Result<Option<(KeySource, PathBuf)>, Failure> {
     let Some(path) = storage::key_file(named) else { return Ok(None) };
-    let key = if named.is_some() { ClusterKey::load(&path) } else { ClusterKey::load_or_create(&path) };
+    let key = if named.is_some() { KeySource::load(&path) } else { KeySource::load_or_create(&path) };
     Ok(Some((key.map_err(Failure::failed)?, path)))
 }
 
@@ -243,13 +252,28 @@ impl Shared {
         }
     }
 
+    /// Gives the membership the key that the file has now, if it is another one.
+    fn follow_key(&self) {
+        let Some(key) = self.key.as_ref().map(KeySource::current) else { return };
+        let is_known = self.lock().key.as_ref() == Some(&key);
+        if !is_known {
+            self.give(Input::Key(key.clone()));
+            self.lock().key = Some(key);
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
     fn receive(&self) {
+        let mut next_look = Instant::now();
         while !self.is_over() {
             self.wait();
+            if Instant::now() >= next_look {
+                next_look = Instant::now() + KEY_LOOK_INTERVAL;
+                self.follow_key();
+            }
             let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
             for _ in 0..DATAGRAMS_PER_TURN_MAX {
                 // An error is one of an earlier datagram (its port was closed), or that there is no further one.

@@ -16,6 +16,9 @@ pub(crate) struct ClusterView {
     pub(crate) sealed: bool,
     /// The file of that key; null without one.
     pub(crate) key_file: Option<PathBuf>,
+    /// The names of the keys that this machine accepts, first that of the one it uses; see `spillway key show-id`.
+    #[serde(default)]
+    pub(crate) key_ids: Vec<String>,
     /// This machine's identity and the file that keeps it.
     pub(crate) machine: String,
     /// See `machine`.
