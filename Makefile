@@ -37,6 +37,7 @@ soak: packages-test packages-bench test-binaries
 	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile many_machines redis_at java_collects
 	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
 	$(CARGO) test $(PROFILE) --workspace --lib -- --nocapture --ignored mariadb
+	PROPTEST_RNG_SEED=$$(date +%s) $(CARGO) test $(PROFILE) --workspace --lib --bins --no-fail-fast -- --nocapture fuzz_
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=2000 $(CARGO) test $(PROFILE) --workspace --lib --no-fail-fast
 	$(CARGO) run $(PROFILE) -p spillway-simulator -- --seed $$(date +%s) --runs 1000000 --seconds $(SPILLWAY_SOAK_SECONDS)
 	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers

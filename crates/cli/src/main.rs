@@ -19,6 +19,8 @@ mod budget;
 mod cgroup;
 mod cluster_command;
 mod cluster_donors;
+#[cfg(test)]
+mod decoders_tests;
 mod device;
 mod doctor;
 mod donate;

@@ -27,6 +27,8 @@ pub mod buffer_pool;
 pub mod completion;
 pub mod control;
 pub mod credit;
+#[cfg(test)]
+mod decoders_tests;
 mod endpoint;
 pub mod file;
 pub mod key;

@@ -14,6 +14,8 @@
 
 mod block_queue;
 pub mod choice;
+#[cfg(test)]
+mod decoders_tests;
 pub mod front_end;
 pub mod fuse;
 pub mod identity;

@@ -12,6 +12,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod decoders_tests;
 pub mod greeting;
 pub mod head;
 #[cfg(target_arch = "x86_64")]

@@ -401,7 +401,7 @@ impl<'bytes> Reader<'bytes> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -470,7 +470,7 @@ mod tests {
         })
     }
 
-    fn message() -> impl Strategy<Value = Message> {
+    pub(crate) fn message() -> impl Strategy<Value = Message> {
         let request = any::<u32>();
         let slab = any::<u32>().prop_map(SlabHandle);
         prop_oneof![

@@ -135,12 +135,12 @@ impl Features {
 }
 
 /// The whole length of a request that begins with `head`, as its header has it.
-pub(super) fn length_of(head: &[u8; REQUEST_HEAD_BYTES]) -> usize {
+pub(crate) fn length_of(head: &[u8; REQUEST_HEAD_BYTES]) -> usize {
     u32_at(head, 0) as usize
 }
 
 /// Whether a request that begins with `head` has no fixed argument: what follows its header is a name.
-pub(super) fn is_about_a_name(head: &[u8; REQUEST_HEAD_BYTES]) -> bool {
+pub(crate) fn is_about_a_name(head: &[u8; REQUEST_HEAD_BYTES]) -> bool {
     u32_at(head, 4) == OPCODE_LOOKUP
 }
 
