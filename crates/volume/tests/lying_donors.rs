@@ -6,17 +6,21 @@
 #![cfg(not(feature = "schedules"))]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "lies/proxy.rs"]
+mod proxy;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use spillway_block::metrics::Metrics;
 use spillway_block::request::{BlockError, BlockOperation};
 use spillway_block::service::BlockService;
-use spillway_donor::{Donor, DonorConfig};
+use spillway_donor::{Donor, DonorConfig, ListenAddress};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_volume::engine::Engine;
 use spillway_volume::limits::DISTRUSTED_AFTER_PAGES;
@@ -91,6 +95,24 @@ impl TestDonor {
         Self { donor: Some(donor.unwrap()), address: format!("unix:{}", path.display()), memory }
     }
 
+    /// On a TCP port, behind a proxy that changes its answers.
+    fn behind_proxy() -> (Self, Arc<proxy::Lies>) {
+        let donor = Donor::start(DonorConfig {
+            memory_bytes: (SLABS + 1) * SLAB,
+            headroom_bytes: 0,
+            listen: vec![ListenAddress::Tcp("127.0.0.1:0".to_owned())],
+            unix_path: None,
+            key: None,
+            slab_prepared_count: 0,
+            slab_size_hint_bytes: SLAB,
+            machine_limit_bytes: None,
+            site: spillway_fabric::site::Site::default(),
+        });
+        let donor = donor.unwrap();
+        let (address, lies) = proxy::start(donor.tcp_address().unwrap());
+        (Self { donor: Some(donor), address, memory: Vec::new() }, lies)
+    }
+
     fn snapshot(&self) -> Vec<Vec<u8>> {
         self.memory.iter().map(|slab| bytes_of(slab, SLAB as usize)).collect()
     }
@@ -161,6 +183,16 @@ impl World {
     fn new(donors: usize, redundancy: Redundancy, transport: TransportChoice, seal: SealChoice) -> Self {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let donors: Vec<_> = (0..donors).map(|number| TestDonor::start(directory.path(), number)).collect();
+        Self::over(directory, donors, redundancy, transport, seal)
+    }
+
+    fn over(
+        directory: tempfile::TempDir,
+        donors: Vec<TestDonor>,
+        redundancy: Redundancy,
+        transport: TransportChoice,
+        seal: SealChoice,
+    ) -> Self {
         let config = VolumeConfig {
             name: "lies".to_owned(),
             size_bytes: SLABS * SLAB,
@@ -306,6 +338,30 @@ fn slabs_leave_a_donor_that_lies_too_often_and_no_byte_is_wrong() {
         world.read_all();
         assert_eq!(world.status().donors[liar].slabs, 0, "it gets no more");
     });
+}
+
+#[test]
+fn a_network_that_changes_frames_causes_no_wrong_byte() {
+    let _turn = turn();
+    for seal in [SealChoice::On, SealChoice::Off] {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (donor, lies) = TestDonor::behind_proxy();
+        let mut world = World::over(directory, vec![donor], Redundancy::DISK, TransportChoice::Tcp, seal);
+        world.write_all();
+        lies.on.store(true, Ordering::Relaxed);
+        // Page by page, so that frames and pages are the same; a connection that ends is made anew meanwhile.
+        let give_up = Instant::now() + PATIENCE;
+        let done = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed) > 0;
+        while ![&lies.flipped, &lies.replayed, &lies.repeated].into_iter().all(done) {
+            assert!(Instant::now() < give_up, "the proxy lies in all ways: {lies:?} {:#?}", world.status());
+            (0..PAGES).for_each(|page| world.read(page, 1).unwrap());
+        }
+        lies.on.store(false, Ordering::Relaxed);
+        world.read_all();
+        let status = world.status();
+        assert!(status.donors[0].wrong_pages >= 2, "seal {seal}: {lies:?} {status:#?}");
+        assert_eq!(status.pages_lost, 0);
+    }
 }
 
 #[test]
