@@ -31,6 +31,7 @@ use crate::machine::waiting::wait_until;
 use crate::mend;
 use crate::output;
 use crate::registry::{Entry, Kind, Registry};
+use crate::sandbox::{self, Restricting, Sandbox, SandboxChoice};
 use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -50,6 +51,7 @@ const OUT_OF_MEMORY_ADJUSTMENT: i32 = -900;
 /// A donor inside this process.
 pub(crate) struct DonorService {
     donor: Donor,
+    sandbox: Sandbox,
     _group: Option<OwnGroup>,
 }
 
@@ -58,12 +60,23 @@ impl DonorService {
     pub(crate) fn start(arguments: &DonateArguments, entry: &Entry) -> Result<Self, Failure> {
         let config = config(arguments, &entry.path().join("donor.sock"))?;
         let group = protect(&arguments.name, arguments.owned);
-        let donor = start_apart(config)?;
+        let why_off = why_no_sandbox(arguments);
+        let restricting = why_off.is_none().then(|| restrict_files(arguments, &config, entry));
+        let donor = start_apart(config, restricting.is_some())?;
         // Refused without the right to, where the kernel may swap parts of this process out; its slabs are locked or
         // counted apart. Only now, because without the right a process that was still small enough to be locked could
         // not grow any more.
         let _ = paging_safety::lock_all_memory(true);
-        Ok(Self { donor, _group: group })
+        let sandbox = match restricting {
+            Some(restricting) => put_on(restricting, arguments)?,
+            None => Sandbox::off(why_off.unwrap_or_default()),
+        };
+        Ok(Self { donor, sandbox, _group: group })
+    }
+
+    /// How far this process is in its sandbox.
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
     }
 
     /// What is going on.
@@ -93,13 +106,52 @@ impl DonorService {
 /// Starts a donor whose threads never wait for a page-out: it may be one to this machine's swap, at a donor that
 /// waits for this one. Threads have that from their starter, which for the agent goes on to other work; so another
 /// one starts them.
-fn start_apart(config: DonorConfig) -> Result<Donor, Failure> {
+fn start_apart(config: DonorConfig, gives_up_rights: bool) -> Result<Donor, Failure> {
     let start = || {
         // Refused without the right to; then they wait as others do.
         let _ = paging_safety::set_input_output_flusher();
+        if gives_up_rights {
+            sandbox::give_up_rights().map_err(|error| Failure::during("giving up rights of root", error))?;
+        }
         Donor::start(config).map_err(Failure::failed)
     };
     std::thread::scope(|scope| scope.spawn(start).join().expect("starting a donor does not panic"))
+}
+
+/// Why a donor is in no sandbox; none if it is to be.
+fn why_no_sandbox(arguments: &DonateArguments) -> Option<&'static str> {
+    match arguments.sandbox {
+        SandboxChoice::Off if arguments.name == "agent" => {
+            Some("an agent starts other programs; `spillway donate` and its unit spillway-donor have one")
+        }
+        SandboxChoice::Off => Some("--sandbox off"),
+        SandboxChoice::Auto | SandboxChoice::On if arguments.owned => {
+            Some("it belongs to a run of this machine, and starts `doctor --mend` for it")
+        }
+        SandboxChoice::Auto | SandboxChoice::On => None,
+    }
+}
+
+/// From here on files other than these cannot be reached by what is started.
+fn restrict_files(arguments: &DonateArguments, config: &DonorConfig, entry: &Entry) -> Restricting {
+    let registry = sandbox::directory_of(entry.path());
+    let sockets = config.listen.iter().filter_map(|address| match address {
+        ListenAddress::Unix(path) => Some(sandbox::directory_of(path)),
+        ListenAddress::Tcp(_) => None,
+    });
+    let key = storage::key_file(arguments.key.as_deref()).map(|path| sandbox::directory_of(&path));
+    Restricting::files(&[registry], &sockets.collect::<Vec<_>>(), &key.into_iter().collect::<Vec<_>>())
+}
+
+/// The rest of the sandbox, once all has started; and whether it is what was asked for.
+fn put_on(restricting: Restricting, arguments: &DonateArguments) -> Result<Sandbox, Failure> {
+    sandbox::give_up_rights().map_err(|error| Failure::during("giving up rights of root", error))?;
+    let sandbox = restricting.calls();
+    if sandbox.state != "on" {
+        tracing::warn!("the donor's sandbox is {}", sandbox.describe());
+    }
+    sandbox::demanded(arguments.sandbox, &sandbox)?;
+    Ok(sandbox)
 }
 
 fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
@@ -234,7 +286,7 @@ fn mend_for_dead_run() {
 fn answer(question: &Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&json!({ "donor": service.status() })),
+        Question::Status => Answer::status(&json!({ "donor": service.status(), "sandbox": service.sandbox() })),
         Question::Cluster => Answer::no_cluster(),
         Question::Donor(_) => Answer::no_donors(),
         Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),
@@ -295,6 +347,7 @@ mod tests {
             machine_limit: None,
             zone: String::new(),
             rack: String::new(),
+            sandbox: SandboxChoice::Off,
             output: OutputArguments::default(),
             owned: false,
         }

@@ -5,7 +5,7 @@
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
-//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows; [`key_command`]: their key.
+//! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`]; [`generated_files`]: for packages.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
@@ -42,6 +42,7 @@ mod prefetch_report;
 mod progress;
 mod registry;
 mod run;
+mod sandbox;
 mod size;
 mod status;
 mod status_socket;
@@ -64,6 +65,10 @@ use crate::run::program::Ending;
 fn main() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
+    if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {
+        eprintln!("spillway: rights that serving a device does not need cannot be given up: {error}");
+        return ExitCode::from(EXIT_FAILED);
+    }
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
     // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that
     // does more than this call keeps it.

@@ -298,8 +298,18 @@ fn describe_donor(text: &mut String, item: &Item) {
             ""
         }
     );
+    describe_sandbox(text, item);
     let sessions = item.report.pointer("/donor/sessions").and_then(Value::as_array);
     sessions.into_iter().flatten().for_each(|session| describe_session(text, session));
+}
+
+/// Whether a donor's process has given up what it does not need, and why not.
+fn describe_sandbox(text: &mut String, item: &Item) {
+    let Some(state) = item.report.pointer("/sandbox/state").and_then(Value::as_str) else { return };
+    let why = item.report.pointer("/sandbox/why").and_then(Value::as_array).cloned().unwrap_or_default();
+    let why: Vec<&str> = why.iter().filter_map(Value::as_str).collect();
+    let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
+    let _ = writeln!(text, "  sandbox {state}{why}");
 }
 
 /// The cluster of an agent, if it belongs to one.

@@ -42,6 +42,9 @@ fn systemd_takes_the_unit_without_a_complaint() {
     let (good, complaints) = verify(&here);
     let ours: Vec<&str> = complaints.lines().filter(|line| line.contains("spillway")).collect();
     assert!(good && ours.is_empty(), "{complaints}");
+    let donors = fs::read_to_string(packaging("systemd/spillway-donor.service")).unwrap();
+    let (good, complaints) = verify(&donors.replace("/usr/bin/spillway", env!("CARGO_BIN_EXE_spillway")));
+    assert!(good && !complaints.lines().any(|line| line.contains("spillway")), "{complaints}");
     // The check can fail: a setting that does not exist is named.
     let (_, complaints) = verify(&here.replace("KillMode=process", "KillMode=gently"));
     assert!(complaints.contains("KillMode") || complaints.contains("gently"), "{complaints}");
@@ -154,6 +157,7 @@ fn the_package_and_the_tarball_have_everything_and_the_same() {
     for file in [
         "./usr/bin/spillway",
         "./usr/lib/systemd/system/spillway.service",
+        "./usr/lib/systemd/system/spillway-donor.service",
         "./usr/lib/udev/rules.d/90-spillway.rules",
         "./usr/lib/sysusers.d/spillway.conf",
         "./usr/lib/tmpfiles.d/spillway.conf",

@@ -18,7 +18,8 @@
 //!   memory that stays local; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
 //!   `pager/prefetching.rs`: pages that come along.
-//! - `pager/key_change.rs`: a cluster moves to another key.
+//! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
+//!   killed under sealed memory.
 //! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer one after the other.
 //! - `both_ways/chaos.rs`, `both_ways/cut_off.rs`: donors die, stop and come back, cables are pulled and disks are
 //!   full, shared too; `pager/lost_copies.rs`: no other process had them; `pager/violence.rs`, `pager/families.rs`: the
@@ -47,6 +48,7 @@ mod pager {
     mod emulator;
     mod families;
     mod forks;
+    mod hardened;
     mod hostile;
     mod key_change;
     mod locked;

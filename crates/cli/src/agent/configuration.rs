@@ -21,6 +21,7 @@ use spillway_volume::settings::transport::TransportChoice;
 use super::cluster::role::ClusterRole;
 use crate::arguments::{DonateArguments, OutputArguments, PrefetchChoice};
 use crate::limits;
+use crate::sandbox::SandboxChoice;
 use crate::size::Size;
 
 /// Why the configuration cannot be used.
@@ -239,6 +240,7 @@ impl DonorRole {
             machine_limit: self.machine_limit,
             zone: site.zone.as_str().to_owned(),
             rack: site.rack.as_str().to_owned(),
+            sandbox: SandboxChoice::Off,
             output: OutputArguments::default(),
             owned: false,
         }

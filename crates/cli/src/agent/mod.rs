@@ -114,6 +114,7 @@ fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cl
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&serde_json::json!({
             "donor": donor.map(DonorService::status),
+            "sandbox": donor.map(DonorService::sandbox),
             "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
             "metrics": web.map(Web::metrics_url),
             "page": web.and_then(Web::page_url),

@@ -30,6 +30,7 @@ use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
 use crate::run::recording::Recording;
+use crate::sandbox::SandboxChoice;
 use crate::size::{LocalBudget, Size, human};
 
 /// Lets programs use the idle memory of other machines.
@@ -415,6 +416,10 @@ pub(crate) struct DonateArguments {
     /// The rack of this machine, inside its zone: further copies go to other racks
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub(crate) rack: String,
+    /// Whether the process gives up other files, programs, system calls and rights: auto (as far as the kernel can), on
+    /// (or it does not start), or off
+    #[arg(long, value_name = "WHEN", default_value_t)]
+    pub(crate) sandbox: SandboxChoice,
     /// Output
     #[command(flatten)]
     pub(crate) output: OutputArguments,

@@ -14,6 +14,7 @@ use super::check::{Check, State, Way};
 use super::pager_checks;
 use crate::machine::swap_list;
 use crate::machine::system::System;
+use crate::sandbox;
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check { name, needed_for: Way::Swap, state: State::Good, detail: detail.into(), mend: None }
@@ -47,11 +48,21 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         swap_prefetching(system),
         rdma(system),
         compressed_swap_cache(system),
+        donors_sandbox(),
     ];
     excuse_front_end(&mut checks);
     checks.extend(rival_areas());
     checks.extend(pager_checks::all(system));
     checks
+}
+
+/// What donors of this machine give up, see `crates/cli/src/sandbox/mod.rs`.
+fn donors_sandbox() -> Check {
+    if sandbox::kernel_restricts_files() {
+        return good("sandbox", "`donate` gives up other files, programs and system calls (Landlock, seccomp)");
+    }
+    let detail = "this kernel has no Landlock, so the sandbox of `donate` leaves its files alone";
+    lacking("sandbox", State::Optional, detail, "boot Linux 5.13 or later with landlock in lsm=")
 }
 
 /// FUSE and loop are the way into the kernel of machines that have no other one.

@@ -109,7 +109,7 @@ catalogue! {
     DEVICE_BACKLOG_MAX: Gauge "spillway_device_disk_backlog_limit_bytes" [DEVICE] "Bound of the backlog.";
     DEVICE_DISK_ERRORS: Counter "spillway_device_disk_write_errors" [DEVICE]
         "Writes to the backing file that failed; their pages live at donors only.";
-    DEVICE_DISK_WRONG: Counter "spillway_device_disk_wrong_pages" [DEVICE]
+    DEVICE_DISK_WRONG: Counter "spillway_device_disk_wrong_reads" [DEVICE]
         "Pages read from the backing file that were not what was written.";
     DEVICE_DONORS: Gauge "spillway_device_donors" [DEVICE, STATE] "Donors of a device: connected, connecting or lost.";
 
@@ -124,7 +124,7 @@ catalogue! {
         "Latency of reads in the last ten to twenty seconds; of donors that are reached over sockets.";
     LINK_ELSEWHERE: Counter "spillway_device_donor_reads_taken_elsewhere" [DEVICE, DONOR]
         "Reads that waited so long for the donor that another copy was asked.";
-    LINK_WRONG: Counter "spillway_device_donor_wrong_pages" [DEVICE, DONOR]
+    LINK_WRONG: Counter "spillway_device_donor_wrong_reads" [DEVICE, DONOR]
         "Pages read from the donor that were not what was written.";
 
     RUNS: Gauge "spillway_runs" [VIA] "Programs under `spillway run`.";

@@ -83,8 +83,8 @@ fn the_alerts_ask_for_metrics_and_labels_that_exist_and_cover_what_goes_wrong() 
         "spillway_device_request_latency_seconds",
         "spillway_run_fault_latency_seconds",
         "spillway_processes",
-        "spillway_device_donor_wrong_pages",
-        "spillway_device_disk_wrong_pages",
+        "spillway_device_donor_wrong_reads",
+        "spillway_device_disk_wrong_reads",
     ] {
         assert!(used.contains(needed), "no alert uses {needed}");
     }
