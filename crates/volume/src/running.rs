@@ -113,13 +113,17 @@ impl RunningVolume {
         Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
     }
 
-    /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors
+    /// Waits until every donor was reached or tried once, for the configured time, not counting what this host's RDMA
+    /// device takes to register buffers; then one must be there. The donors
     /// that are not, with why, unless this is a device that goes on: such a device has pages to serve, from the disk
     /// if need be.
     pub fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, VolumeError> {
         let donors = self.manager.shared.donors.all();
-        let give_up = Instant::now() + patience;
+        let mut give_up = Instant::now() + patience;
         let missing = loop {
+            if self.manager.shared.rdma_ports.is_registering() {
+                give_up = Instant::now() + patience;
+            }
             let missing: Vec<_> = donors.iter().filter(|donor| donor.phase() != Phase::Connected).collect();
             let refusals: Vec<_> = missing.iter().filter_map(|donor| donor.refusal()).collect();
             let all_tried = refusals.len() == missing.len();

@@ -15,6 +15,7 @@ use spillway_block::service::BlockService;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::control::{ControlChannel, ControlReceiver};
+use spillway_fabric::rdma::port::KeptPorts;
 use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, Priority, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
 use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
@@ -241,6 +242,7 @@ fn managed(donors: usize) -> Managed {
         name: "test".to_owned(),
         key: None,
         transport: TransportChoice::Auto,
+        rdma_ports: KeptPorts::default(),
         wrapper: QueuePairWrapper::default(),
         decisions,
         slab_findings: Findings::default(),

@@ -120,7 +120,11 @@ impl System {
 
 fn rdma_addresses() -> Result<Vec<String>, String> {
     let all = verbs::addresses().map_err(|error| error.to_string())?;
-    Ok(all.iter().filter_map(|one| Some(format!("{} {}", one.device, one.ip()?))).collect())
+    let words = |one: &verbs::PortAddress| match one.kind {
+        verbs::GidKind::InfiniBand => Some(format!("{} (InfiniBand, by the address of its IP interface)", one.device)),
+        _ => Some(format!("{} {}", one.device, one.ip()?)),
+    };
+    Ok(all.iter().filter_map(words).collect())
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {

@@ -1,16 +1,17 @@
 //! The device and port that has an IP address of this host, and what is registered there.
 //!
 //! The address is the control channel's own, so that pages travel over the network that the user named. It is looked
-//! for among the addresses of RoCE version 2; InfiniBand's own addresses are not IP addresses, and are not looked for
-//! yet.
+//! for among the addresses of RoCE version 2. An InfiniBand port is found by the address of the IP interface over it.
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use spillway_sys::mapping::Mapping;
 use spillway_sys::verbs::{
-    Access, Connection, Device, PortAddress, ProtectionDomain, Region, Registrable, Timing, VerbsError, addresses,
+    Access, Connection, Device, GidKind, PortAddress, ProtectionDomain, Region, Registrable, Timing, VerbsError,
+    addresses, ip_over_infiniband,
 };
 
 use crate::buffer_pool::BufferPool;
@@ -26,7 +27,7 @@ pub enum RdmaUnavailable {
     Verbs(#[from] VerbsError),
     /// Devices are there, and none has the address.
     #[error(
-        "no RDMA device has the address {address} (there are {devices}); name the donor by an address of its device's network"
+        "no RDMA device has the address {address} (there are {devices}); name the donor by an address of its device's network (on InfiniBand: of the interface ib0 or the like)"
     )]
     NoAddress {
         /// Of the control channel.
@@ -60,6 +61,8 @@ impl RdmaUnavailable {
 /// One port of a device of this host. Clones share the device.
 #[derive(Clone, Debug)]
 pub struct RdmaPort {
+    /// What it was looked for by.
+    ip: IpAddr,
     address: PortAddress,
     domain: Arc<ProtectionDomain>,
     mtu: u8,
@@ -85,21 +88,20 @@ impl RdmaPort {
     pub fn find(address: IpAddr) -> Result<Self, RdmaUnavailable> {
         let address = address.to_canonical();
         let all = addresses()?;
-        let Some(found) = all.iter().find(|candidate| candidate.ip() == Some(address)) else {
-            let devices: Vec<_> = all.iter().filter_map(|one| Some(format!("{} {}", one.device, one.ip()?))).collect();
-            let devices = if devices.is_empty() { "none with IP addresses".to_owned() } else { devices.join(", ") };
-            return Err(RdmaUnavailable::NoAddress { address, devices });
+        let infiniband = ip_over_infiniband::gid_of(address);
+        let Some(found) = all.iter().find(|candidate| is_at(candidate, address, infiniband)) else {
+            return Err(RdmaUnavailable::NoAddress { address, devices: devices_in_words(&all) });
         };
-        Self::open(found.clone())
+        Self::open(address, found.clone())
     }
 
-    fn open(address: PortAddress) -> Result<Self, RdmaUnavailable> {
+    fn open(ip: IpAddr, address: PortAddress) -> Result<Self, RdmaUnavailable> {
         let device = Device::open(&address.device)?;
         let (mtu, lid) = device.port(address.port).map_err(RdmaUnavailable::System)?;
         let (reads_in, reads_out) = device.reads_max().map_err(RdmaUnavailable::System)?;
         let domain = ProtectionDomain::new(device).map_err(RdmaUnavailable::System)?;
         let bounded = |reads: u8| reads.min(RDMA_READS_IN_FLIGHT_MAX);
-        Ok(Self { address, domain, mtu, lid, reads_in: bounded(reads_in), reads_out: bounded(reads_out) })
+        Ok(Self { ip, address, domain, mtu, lid, reads_in: bounded(reads_in), reads_out: bounded(reads_out) })
     }
 
     /// The device's name.
@@ -129,6 +131,26 @@ impl RdmaPort {
     }
 }
 
+/// Whether a port has the IP address `address`, or is the InfiniBand port below the interface that has it.
+fn is_at(candidate: &PortAddress, address: IpAddr, infiniband: Option<[u8; 16]>) -> bool {
+    match candidate.kind {
+        GidKind::RoceV2 => candidate.ip() == Some(address),
+        GidKind::InfiniBand => infiniband == Some(candidate.gid),
+        GidKind::RoceV1 => false,
+    }
+}
+
+/// Devices and their addresses, as an error tells them.
+fn devices_in_words(all: &[PortAddress]) -> String {
+    let words = |one: &PortAddress| match one.kind {
+        GidKind::RoceV2 => Some(format!("{} {}", one.device, one.ip()?)),
+        GidKind::InfiniBand => Some(format!("{} on InfiniBand", one.device)),
+        GidKind::RoceV1 => None,
+    };
+    let devices: Vec<String> = all.iter().filter_map(words).collect();
+    if devices.is_empty() { "none with addresses".to_owned() } else { devices.join(", ") }
+}
+
 impl Unconnected {
     /// Connects it to the other end; with `serve` it answers requests.
     pub fn connect(mut self, peer: &Endpoint, serve: bool) -> io::Result<Connection> {
@@ -152,6 +174,53 @@ pub struct PooledPort {
     pools: Mutex<Vec<(Weak<BufferPool>, Weak<Region>)>>,
 }
 
+/// The ports of one borrower, with its buffer pools registered there, for as long as it lives: a session that is opened
+/// again needs no registration, and its donor does not wait for one.
+#[derive(Debug, Default)]
+pub struct KeptPorts {
+    kept: Mutex<Vec<Kept>>,
+    /// Threads that open a port or register buffers now.
+    registering: AtomicUsize,
+}
+
+/// A port, and the regions that are there only to be kept.
+#[derive(Debug)]
+struct Kept {
+    port: Arc<PooledPort>,
+    _regions: Vec<Arc<Region>>,
+}
+
+impl KeptPorts {
+    /// The port that has `address`, with all `pools` registered.
+    pub fn find<'pool>(
+        &self,
+        address: IpAddr,
+        pools: impl Iterator<Item = &'pool Arc<BufferPool>>,
+    ) -> Result<Arc<PooledPort>, RdmaUnavailable> {
+        self.registering.fetch_add(1, Ordering::Relaxed);
+        let found = PooledPort::find(address).and_then(|port| {
+            let _regions = pools.map(|pool| port.region(pool)).collect::<Result<Vec<_>, _>>()?;
+            Ok(Kept { port, _regions })
+        });
+        self.registering.fetch_sub(1, Ordering::Relaxed);
+        let kept = found?;
+        let port = Arc::clone(&kept.port);
+        self.forget(&port);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        Ok(port)
+    }
+
+    /// Whether some thread waits for this host's device: donors are not to blame for that time.
+    pub fn is_registering(&self) -> bool {
+        self.registering.load(Ordering::Relaxed) > 0
+    }
+
+    /// Keeps `port` no longer: its device does not work. Queue pairs that have it go on.
+    pub fn forget(&self, port: &Arc<PooledPort>) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).retain(|kept| !Arc::ptr_eq(&kept.port, port));
+    }
+}
+
 /// The ports in use.
 static PORTS: Mutex<Vec<Weak<PooledPort>>> = Mutex::new(Vec::new());
 
@@ -160,7 +229,7 @@ impl PooledPort {
     pub fn find(address: IpAddr) -> Result<Arc<Self>, RdmaUnavailable> {
         let mut ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
         ports.retain(|port| port.strong_count() > 0);
-        let has_address = |port: &Arc<Self>| port.port.address.ip() == Some(address.to_canonical());
+        let has_address = |port: &Arc<Self>| port.port.ip == address.to_canonical();
         if let Some(port) = ports.iter().filter_map(Weak::upgrade).find(has_address) {
             return Ok(port);
         }
@@ -187,5 +256,28 @@ impl PooledPort {
         let region = Arc::new(region.map_err(RdmaUnavailable::of_registration)?);
         pools.push((Arc::downgrade(pool), Arc::downgrade(&region)));
         Ok(region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(device: &str, kind: GidKind, gid: [u8; 16]) -> PortAddress {
+        PortAddress { device: device.to_owned(), port: 1, index: 0, gid, kind }
+    }
+
+    #[test]
+    fn a_port_is_found_by_its_own_address_or_by_that_of_the_interface_over_it() {
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let gid = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        let (roce, old) = (port("roce", GidKind::RoceV2, gid), port("roce", GidKind::RoceV1, gid));
+        let infiniband = port("ib", GidKind::InfiniBand, [7; 16]);
+        assert!(is_at(&roce, address, None) && !is_at(&old, address, None));
+        assert!(!is_at(&infiniband, address, None) && !is_at(&infiniband, address, Some([8; 16])));
+        assert!(is_at(&infiniband, address, Some([7; 16])));
+        assert!(!is_at(&roce, "10.0.0.2".parse().unwrap(), Some([7; 16])));
+        assert_eq!(devices_in_words(&[old.clone(), roce, infiniband]), "roce 10.0.0.1, ib on InfiniBand");
+        assert_eq!(devices_in_words(&[old]), "none with addresses");
     }
 }

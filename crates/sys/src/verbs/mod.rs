@@ -5,6 +5,7 @@
 //! down once (`layout`), asserted at compile time and compared with the C header by a test.
 //!
 //! - [`device`]: which devices there are, by their addresses; an open device.
+//! - [`ip_over_infiniband`]: which InfiniBand port has an IP address.
 //! - [`region`]: memory that a device may use.
 //! - [`connection`]: a queue pair with its completion queue.
 //!
@@ -14,6 +15,7 @@
 
 pub mod connection;
 pub mod device;
+pub mod ip_over_infiniband;
 mod layout;
 mod library;
 pub mod region;

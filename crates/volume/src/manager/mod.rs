@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::key_source::KeySource;
+use spillway_fabric::rdma::port::KeptPorts;
 use spillway_fabric::units::{BorrowerId, SlabIndex};
 
 use self::decisions::Decisions;
@@ -82,6 +83,8 @@ pub struct ManagerState {
     pub key: Option<KeySource>,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// Where buffers are registered for RDMA.
+    pub rdma_ports: KeptPorts,
     /// What is put around queue pairs to donors.
     pub wrapper: QueuePairWrapper,
     /// What is to be done with copies.
@@ -153,6 +156,7 @@ impl Manager {
             name: parts.name,
             key: parts.key,
             transport: parts.transport,
+            rdma_ports: KeptPorts::default(),
             wrapper: parts.wrapper,
             decisions,
             slab_findings: Findings::default(),

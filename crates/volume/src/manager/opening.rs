@@ -25,7 +25,7 @@ use spillway_fabric::rdma::{Endpoint, RdmaQueuePair, RdmaUnavailable, RemoteSlab
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
-use spillway_sys::verbs::{Connection, Region};
+use spillway_sys::verbs::Connection;
 
 use super::ManagerState;
 use super::dialing::{DialError, Resolver, dial_address, dial_tcp, dial_unix};
@@ -79,8 +79,6 @@ pub(super) enum Transport {
 /// This host's end of RDMA: a port, and the buffers of all threads registered there.
 pub(super) struct LocalRdma {
     port: Arc<PooledPort>,
-    /// Kept until the queue pairs have them.
-    _regions: Vec<Arc<Region>>,
     /// One for each thread, when the donor has answered.
     connections: VecDeque<Connection>,
 }
@@ -130,7 +128,15 @@ impl<'a> Attempt<'a> {
 
     fn open_tcp(&mut self, resolver: &mut Resolver, text: &str) -> Result<Opened, LinkError> {
         let (stream, mut peer) = dial_tcp(resolver, text, self.deadline)?;
+        let begun = Instant::now();
         let rdma = self.find_rdma(&stream);
+        // Devices took their time, and the donor may have heard nothing for too long.
+        let stream = if begun.elapsed() > HANDSHAKE_DEADLINE / 4 {
+            self.deadline = self.deadline.max(Instant::now() + CONNECT_DEADLINE);
+            dial_address(peer, self.deadline)?
+        } else {
+            stream
+        };
         if let (TransportChoice::Rdma, Err(reason)) = (self.shared.transport, &rdma) {
             return Err(LinkError::NoRdma(reason.clone()));
         }
@@ -176,12 +182,9 @@ impl<'a> Attempt<'a> {
             TransportChoice::Shm | TransportChoice::Tcp => return Err(String::new()),
         }
         let address = stream.local_addr().map_err(|error| error.to_string())?.ip();
-        let found = PooledPort::find(address).and_then(|port| {
-            let pools = self.shared.queue_pairs.iter().map(|holder| &holder.pool);
-            let _regions = pools.map(|pool| port.region(pool)).collect::<Result<_, _>>()?;
-            Ok(LocalRdma { port, _regions, connections: VecDeque::new() })
-        });
-        found.map_err(|error| error.to_string())
+        let pools = self.shared.queue_pairs.iter().map(|holder| &holder.pool);
+        let found = self.shared.rdma_ports.find(address, pools);
+        found.map(|port| LocalRdma { port, connections: VecDeque::new() }).map_err(|error| error.to_string())
     }
 
     /// How the slabs of the session will be reached.
@@ -254,7 +257,10 @@ impl<'a> Attempt<'a> {
         for place in 0..self.shared.queue_pairs.len() as u32 {
             let ours = match local.port.port().connection() {
                 Ok(ours) => ours,
-                Err(error) => return Ok(Err(format!("no RDMA queue pair can be made: {error}"))),
+                Err(error) => {
+                    self.shared.rdma_ports.forget(&local.port);
+                    return Ok(Err(format!("no RDMA queue pair can be made: {error}")));
+                }
             };
             greeted.sender.send(&Message::RdmaConnect { place, endpoint: ours.endpoint }, None)?;
             let theirs = match self.hear_endpoint(greeted, place)? {
