@@ -90,6 +90,9 @@ pub fn with_slack(seen: Size) -> Size {
 /// One subject's turn in a guest: 20 s when emulated on a quiet machine.
 pub const GUEST_TRIAL_DEADLINE: Duration = Duration::from_secs(180);
 
+/// One round of the study `rdma` in a guest: a minute and a half when emulated on a quiet machine.
+pub const RDMA_TRIAL_DEADLINE: Duration = Duration::from_secs(600);
+
 /// A study in a guest begins nothing more after this: it takes about eight minutes on a quiet machine.
 pub const GUEST_STUDY_DEADLINE: Duration = Duration::from_secs(900);
 
@@ -101,6 +104,7 @@ const _: () = {
     assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(GUEST_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
+    assert!(RDMA_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
     assert!(STOP_DEADLINE.as_secs() < PEER_DEADLINE.as_secs() && PEER_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };
 

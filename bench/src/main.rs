@@ -27,6 +27,7 @@ use spillway_bench::studies::guest::{page_in, trial::Trial};
 use spillway_bench::studies::loopback;
 use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
 use spillway_bench::studies::prefetching_live::paged::{self, Fabric, PagedRun, Policies};
+use spillway_bench::studies::rdma;
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
 use spillway_bench::workloads::{self, WorkloadSettings};
@@ -68,6 +69,9 @@ enum Command {
     /// One subject's turn of the study `guest`, in the guest
     #[command(name = "guest-trial", hide = true)]
     GuestTrial(GuestTrialArguments),
+    /// One round of the study `rdma`, in the guest
+    #[command(name = rdma::COMMAND, hide = true)]
+    RdmaTrial(RdmaTrialArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -163,6 +167,19 @@ struct GuestTrialArguments {
 }
 
 #[derive(Debug, clap::Args)]
+struct RdmaTrialArguments {
+    /// Where files go
+    #[arg(long)]
+    directory: PathBuf,
+    /// The product's binary
+    #[arg(long)]
+    spillway: PathBuf,
+    /// Fewer pages
+    #[arg(long)]
+    quick: bool,
+}
+
+#[derive(Debug, clap::Args)]
 struct RunArguments {
     /// Only this study; repeat it for more. A wrong name lists them.
     #[arg(long, value_name = "NAME")]
@@ -182,6 +199,9 @@ struct RunArguments {
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "bench/results")]
     results: PathBuf,
+    /// For `--only rdma`: the RDMA device of this host to use [default: soft-RoCE in a guest]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -273,8 +293,8 @@ fn replay(arguments: &ReplayArguments) -> Result<(), Box<dyn std::error::Error>>
 }
 
 fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
-    let RunArguments { only, quick, rounds, spillway, directory, results } = arguments;
-    let settings = RunSettings { only, quick, rounds, spillway, directory, results };
+    let RunArguments { only, quick, rounds, spillway, directory, results, device } = arguments;
+    let settings = RunSettings { only, quick, rounds, spillway, directory, results, rdma_device: device };
     Ok(runner::run(&settings, &Interrupt::on_signals()?)?)
 }
 
@@ -319,6 +339,13 @@ fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error
     Ok(())
 }
 
+fn rdma_trial(arguments: &RdmaTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let shop = Workshop::open(Some(&arguments.spillway), Some(&arguments.directory), &Interrupt::on_signals()?)?;
+    let result = rdma::trial::Trial::in_guest(&shop, arguments.quick)?.run(&shop)?;
+    println!("{}", serde_json::to_string(&result)?);
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
@@ -330,6 +357,7 @@ fn main() -> ExitCode {
         Command::ExchangeServer(arguments) => exchange_server(&arguments),
         Command::Paged(arguments) => paged_run(arguments),
         Command::GuestTrial(arguments) => guest_trial(&arguments),
+        Command::RdmaTrial(arguments) => rdma_trial(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -32,6 +32,8 @@ pub struct RunSettings {
     pub directory: Option<PathBuf>,
     /// Where results go.
     pub results: PathBuf,
+    /// The RDMA device of the study `rdma`; soft-RoCE in a guest without.
+    pub rdma_device: Option<String>,
 }
 
 /// The studies that `only` names.
@@ -53,7 +55,8 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
     let usual = |study: &dyn Study| if settings.quick { study.rounds_quick() } else { study.rounds() };
     let rounds = |study: &dyn Study| settings.rounds.unwrap_or_else(|| usual(study));
     let schedule = Schedule::new(studies.iter().map(|study| study.expected(settings.quick, rounds(*study))));
-    let mut context = Context { shop, quick: settings.quick, rounds: 1, schedule };
+    let mut context =
+        Context { shop, quick: settings.quick, rounds: 1, schedule, rdma_device: settings.rdma_device.clone() };
     let mut report = Report::new(settings.quick);
     let mut first_error = Ok(());
     for (index, study) in studies.into_iter().enumerate() {
@@ -164,6 +167,7 @@ mod tests {
             spillway: Some("/nonexistent/spillway".into()),
             directory: Some("/var/tmp".into()),
             results: results.to_owned(),
+            rdma_device: None,
         }
     }
 

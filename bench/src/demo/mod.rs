@@ -150,7 +150,7 @@ pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), Harness
     let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
     let spillway = Spillway::find(settings.spillway.as_deref(), directory.path())?;
     let shop = Workshop { interrupt: interrupt.clone(), spillway: Ok(spillway), directory };
-    let context = Context { shop, quick: true, rounds: 1, schedule: Schedule::default() };
+    let context = Context { shop, quick: true, rounds: 1, schedule: Schedule::default(), rdma_device: None };
     let progress = Progress::on_stderr();
     let mut report = Report::default();
     let outcome = show(settings, &context, &progress, &mut report);

@@ -143,6 +143,7 @@ impl<'shop> Trials<'shop> {
             redundancy: "disk".to_owned(),
             backing: Some(directory.join("backing")),
             slab_size: None,
+            transport: None,
             mapping: None,
             front_end: None,
             keep_awake: None,

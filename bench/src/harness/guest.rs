@@ -27,12 +27,19 @@ const DISK_MIB: u64 = 512;
 /// Modules of the front ends; peers load theirs when their turn comes.
 const MODULES: [&str; 2] = ["ublk_drv", "nbd"];
 
+/// Modules of soft-RoCE.
+const RDMA_MODULES: [&str; 2] = ["rdma_rxe", "ib_uverbs"];
+
+/// A guest that moves pages by RDMA has two: one polls while the other does what an adapter would.
+const RDMA_PROCESSORS: u32 = 2;
+
 /// Where the disk for files is, in the guest.
 pub const DIRECTORY: &str = "/disk";
 
 /// A machine that is booted when it is needed, and again after one was lost.
 pub struct Guest {
     machine: Option<VirtualMachine>,
+    has_rdma: bool,
     /// This program, as the guest sees it too.
     program: PathBuf,
     /// Nothing is begun after it.
@@ -42,13 +49,20 @@ pub struct Guest {
 impl Guest {
     /// For trials of `program` until `end`.
     pub fn new(program: PathBuf, end: Instant) -> Self {
-        Self { machine: None, program, end }
+        Self { machine: None, has_rdma: false, program, end }
+    }
+
+    /// The same, with what soft-RoCE takes.
+    pub fn with_rdma(program: PathBuf, end: Instant) -> Self {
+        Self { has_rdma: true, ..Self::new(program, end) }
     }
 
     fn machine(&mut self) -> Result<&VirtualMachine, HarnessError> {
         if self.machine.is_none() {
-            let builder = VirtualMachine::builder().memory_mib(MEMORY_MIB).processors(PROCESSORS);
-            let builder = builder.modules(&MODULES).disk(Disk::files(DISK_MIB)).disk(Disk::raw(DISK_MIB));
+            let (processors, more): (_, &[&str]) =
+                if self.has_rdma { (RDMA_PROCESSORS, &RDMA_MODULES) } else { (PROCESSORS, &[]) };
+            let builder = VirtualMachine::builder().memory_mib(MEMORY_MIB).processors(processors);
+            let builder = builder.modules(&MODULES).modules(more).disk(Disk::files(DISK_MIB)).disk(Disk::raw(DISK_MIB));
             self.machine = Some(builder.start().map_err(|failure| error_of(&failure))?);
         }
         Ok(self.machine.as_ref().expect("it was just made"))

@@ -3,6 +3,7 @@
 //! Only the parts of the JSON that are needed are named here, and all have defaults, so that a newer product can be
 //! measured by an older benchmark.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -186,6 +187,8 @@ pub struct Storage {
     pub backing: Option<PathBuf>,
     /// The unit of lending; the product's default without.
     pub slab_size: Option<Size>,
+    /// How pages travel; the product's choice without.
+    pub transport: Option<&'static str>,
     /// When slabs get their donor; the product's default without.
     pub mapping: Option<String>,
     /// The way into the kernel; the product's choice without.
@@ -273,10 +276,27 @@ impl Spillway {
         cpu: Option<usize>,
         interrupt: &Interrupt,
     ) -> Result<Donor, HarnessError> {
+        let (running, places) = self.start_donor(memory, IpAddr::V4(Ipv4Addr::LOCALHOST), cpu, interrupt)?;
+        Ok(Donor { running, address: places.address(transport)? })
+    }
+
+    /// The same, at `listen` of this host; the borrower says how it is reached ([`Storage::transport`]).
+    pub fn donor_at(&self, memory: Size, listen: IpAddr, interrupt: &Interrupt) -> Result<Donor, HarnessError> {
+        let (running, places) = self.start_donor(memory, listen, None, interrupt)?;
+        Ok(Donor { running, address: places.tcp })
+    }
+
+    fn start_donor(
+        &self,
+        memory: Size,
+        listen: IpAddr,
+        cpu: Option<usize>,
+        interrupt: &Interrupt,
+    ) -> Result<(Running, Places), HarnessError> {
         let name = format!("bench-{}-{}", std::process::id(), next_number());
         let mut command = pinned(&self.binary, cpu);
         command.args(["donate", "--json", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
-        command.args(["--listen", "127.0.0.1:0"]).arg("--key").arg(self.key());
+        command.args(["--listen", &SocketAddr::new(listen, 0).to_string()]).arg("--key").arg(self.key());
         let output = Collected::default();
         let mut running = Running::start("a donor", &mut command, output.clone())?;
         let places = interrupt.poll("the start of a donor", START_DEADLINE, || {
@@ -284,7 +304,7 @@ impl Spillway {
             if places.is_some() || !running.is_running() { Some(places) } else { None }
         })?;
         let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.last_words()))?;
-        Ok(Donor { running, address: places.address(transport)? })
+        Ok((running, places))
     }
 
     fn storage_arguments(&self, command: &mut Command, storage: &Storage) {
@@ -297,6 +317,9 @@ impl Spillway {
         }
         if let Some(size) = storage.slab_size {
             command.args(["--slab-size", &size.to_string()]);
+        }
+        if let Some(transport) = storage.transport {
+            command.args(["--transport", transport]);
         }
         if let Some(mapping) = &storage.mapping {
             command.args(["--mapping", mapping]);
@@ -501,6 +524,7 @@ mod tests {
             redundancy: "disk".to_owned(),
             backing: Some("/b".into()),
             slab_size: Some(Size(4 << 20)),
+            transport: None,
             mapping: Some("activity".to_owned()),
             front_end: Some("nbd"),
             keep_awake: Some("never"),

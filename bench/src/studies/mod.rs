@@ -14,6 +14,7 @@
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`dcm`] | DCM's Grep and GroupBy in a JVM at L(100), L(80), L(70), L(60), and the collector's time |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
+//! | [`rdma`] | RDMA beside TCP, nbdkit and a bare loop of verbs, in a guest or over a device of this host |
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
 //! | [`eager_eviction`] | what it brings that pages which streams have passed leave first, on recorded traces |
@@ -47,6 +48,7 @@ pub mod prefetching;
 pub mod prefetching_live;
 pub mod program_run;
 pub mod programs;
+pub mod rdma;
 pub mod recorded;
 pub mod replacement;
 pub mod servers;
@@ -73,6 +75,8 @@ pub struct Context {
     pub rounds: usize,
     /// What remains.
     pub schedule: Schedule,
+    /// The RDMA device of this host that the study `rdma` is to use; a guest's without.
+    pub rdma_device: Option<String>,
 }
 
 /// A question and how it is answered.
@@ -105,7 +109,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 22] = [
+pub const ALL: [&dyn Study; 23] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -124,6 +128,7 @@ pub const ALL: [&dyn Study; 22] = [
     &recorded::RecordedStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
+    &rdma::RdmaStudy,
     &dcm::DcmStudy,
     &hpbd::HpbdStudy,
     &programs::ProgramsStudy,
@@ -218,7 +223,7 @@ pub(crate) mod tests {
             spillway: Err("the product is not built".to_owned()),
             directory: PrivateDirectory::on_disk(Some(directory)).unwrap(),
         };
-        Context { shop, quick: true, rounds, schedule: Schedule::default() }
+        Context { shop, quick: true, rounds, schedule: Schedule::default(), rdma_device: None }
     }
 
     fn empty() -> StudyResult {

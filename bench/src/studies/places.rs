@@ -136,6 +136,7 @@ pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: 
         redundancy: redundancy.to_owned(),
         backing: (redundancy == "disk").then(|| context.shop.directory.path().join("backing")),
         slab_size: None,
+        transport: None,
         mapping: None,
         front_end: None,
         keep_awake: None,

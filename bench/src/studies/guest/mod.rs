@@ -116,7 +116,7 @@ fn run_trial(
 }
 
 /// Adds the one round of a trial to the study.
-fn merge(result: &mut StudyResult, round: usize, trial: StudyResult) {
+pub(super) fn merge(result: &mut StudyResult, round: usize, trial: StudyResult) {
     for measure in trial.measures {
         if let (Some(unit), Some(Some(sample))) = (unit_of(&measure.unit), measure.samples.first()) {
             result.record(round, &measure.case, &measure.subject, unit, *sample);
