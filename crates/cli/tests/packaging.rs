@@ -108,7 +108,7 @@ fn prometheus_takes_the_alerts_and_they_fire_when_they_should() {
 #[test]
 fn every_front_ends_module_is_loaded_and_every_directory_is_made() {
     let modules = fs::read_to_string(packaging("modules-load.d/spillway.conf")).unwrap();
-    for module in ["ublk_drv", "nbd", "loop", "fuse"] {
+    for module in ["ublk_drv", "nbd", "loop", "fuse", "ib_uverbs"] {
         assert!(modules.lines().any(|line| line == module), "{module}");
     }
     let directories = fs::read_to_string(packaging("tmpfiles.d/spillway.conf")).unwrap();

@@ -18,7 +18,8 @@
 //!   serve any more.
 //! - `virtual_machine/pager.rs`: programs without a block device, where the kernel has what that takes, and the words
 //!   where it has not.
-//! - `virtual_machine/rdma.rs`: pages that travel by RDMA, by swap and by pager.
+//! - `virtual_machine/rdma.rs`: pages that travel by RDMA, by swap and by pager;
+//!   `virtual_machine/rdma_machines.rs`: between two machines, through every fault.
 //! - `virtual_machine/service.rs`: the agent as systemd starts, restarts and stops it.
 
 // In a test a panic is the report.
@@ -41,6 +42,7 @@ mod virtual_machine {
     mod plain_device;
     mod programs;
     mod rdma;
+    mod rdma_machines;
     mod service;
     mod swap_off;
     mod two_machines;

@@ -44,6 +44,9 @@ pub const MODULES: &[&str] = &[
     "x_tables",
     "xt_tcpudp",
     "xt_state",
+    "sch_ingress",
+    "cls_u32",
+    "act_gact",
     // File systems of disks.
     "ext4",
     "xfs",
