@@ -299,7 +299,7 @@ fn a_donor_that_dies_while_it_is_removed_costs_no_page_that_has_a_second_copy() 
 #[test]
 fn the_disk_takes_the_pages_of_the_last_donor_and_gives_them_to_the_next_one() {
     let (mut world, engine, pool) = World::new("disk", 1, 2, TransportChoice::Auto);
-    // The program writes to every slab without a pause: some page of each is always on its way to the disk.
+    // The program writes to every slab without a pause: pages of each are on their way to the disk all the time.
     let program = during(&mut world, Program::new(engine, pool), |world| {
         world.remove(0);
         world.removed(0);

@@ -238,6 +238,35 @@ mod tests {
     }
 
     #[test]
+    fn pages_on_their_way_to_the_disk_are_waited_for_with_the_copy_out_of_sight() {
+        let volume = volume();
+        volume.bits.set(Bit::Disk, PageIndex(0), 200);
+        volume.bits.set(Bit::Pending, PageIndex(200), 56);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 0, &|_| true, &|| false, || {}), None, "the time is up");
+        assert!(volume.slab(SLAB).locations()[0].is_some(), "it stays");
+        let mut page = 200;
+        let removed = volume.remove_covered_copy(SLAB, 0, 0, &|_| true, &|| true, || {
+            assert!(volume.slab(SLAB).locations()[0].is_none(), "a write would reach it");
+            assert!(page < 256, "still waiting for what is on the disk");
+            volume.bits.set(Bit::Disk, PageIndex(page), 1);
+            volume.bits.clear(Bit::Pending, PageIndex(page), 1);
+            page += 1;
+        });
+        assert_eq!(removed.map(|removed| (removed.pages_lost, page)), Some((0, 256)));
+    }
+
+    #[test]
+    fn a_page_that_is_on_no_way_to_the_disk_is_not_waited_for() {
+        let volume = volume();
+        volume.bits.set(Bit::Pending, PageIndex(0), 255);
+        let pause = || panic!("it would wait for ever");
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 0, &|_| true, &|| true, pause), None);
+        volume.bits.set(Bit::Pending, PageIndex(255), 1);
+        let pause = || panic!("the disk does not count for a promise of copies at donors");
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, 1, &|_| true, &|| true, pause), None);
+    }
+
+    #[test]
     fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
