@@ -1,6 +1,7 @@
 //! `spillway key`: makes keys, names them, and changes the file of a cluster's key step by step.
 //!
-//! Processes that run see the changed file by themselves (`spillway_fabric::key_source`); this command tells no process.
+//! Processes that run see the changed file by themselves (`spillway_fabric::key_source`); this command tells none of
+//! them.
 
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,8 @@
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
-//! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows; [`key_command`]: their key.
+//! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
+//!   machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`]; [`generated_files`]: for packages.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;

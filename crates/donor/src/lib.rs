@@ -10,8 +10,8 @@
 //!   [`lender::leases`]: which borrower holds what; [`lender::eviction`]: what to ask back; [`lender::preparation`]:
 //!   which slabs to make ahead.
 //! - [`donor`]: starting, stopping, draining.
-//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often. [`complaints`]: what strangers cause in the
-//!   log.
+//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often.
+//!   [`complaints`]: what strangers cause in the log.
 //! - `conversation`: the control thread of one borrower; `session`: the session as all threads see it.
 //! - `donor_state`: what threads share; `shell`: from the Lender's outputs to what is done.
 //! - `housekeeper`: what happens in the background.

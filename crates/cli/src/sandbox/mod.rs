@@ -3,11 +3,12 @@
 //! A donor reads what strangers send. So a mistake in it must not give them this machine:
 //! - *rights*: of a process of root, only that to lock memory stays;
 //! - *files* (Landlock): the registry and its own sockets may be changed, system files and the key's directory read;
-//! - *system calls* (seccomp): those in [`calls`]; another one fails with `EPERM`, which the log of audit does not show.
+//! - *system calls* (seccomp): those in [`calls`]; another one fails with `EPERM`, which the log of audit does not
+//!   show.
 //!
-//! Rights and files are restricted before the donor's threads start, because the kernel has them for each thread; system
-//! calls afterwards, for all threads at once. Then the process [tries](Sandbox::try_out) what it must not be able to do,
-//! so that `status` tells what is, and not what was meant.
+//! Rights and files are restricted before the donor's threads start, because the kernel has them for each thread;
+//! system calls afterwards, for all threads at once. Then the process [tries](Sandbox::try_out) what it must not be
+//! able to do, so that `status` tells what is, and not what was meant.
 
 mod calls;
 
@@ -175,8 +176,8 @@ const SERVING: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::SYS_NICE);
 
-/// A process of root that serves a device keeps what that takes, and gains nothing by a program that it executes. Before
-/// it has threads, which inherit this.
+/// A process of root that serves a device keeps what that takes, and gains nothing by a program that it executes.
+/// Before it has threads, which inherit this.
 pub(crate) fn bound_rights_of_server() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());

@@ -16,21 +16,21 @@ const HANDSHAKE_BYTES: usize = PREFACE_BYTES + 33 + 32;
 
 /// What the proxy did, shared with its threads.
 #[derive(Debug, Default)]
-pub struct Lies {
+pub(crate) struct Lies {
     /// It changes frames.
-    pub on: AtomicBool,
+    pub(crate) on: AtomicBool,
     /// Frames with a page in them, of which every few are changed.
     frames: AtomicU64,
     /// Frames with a bit flipped.
-    pub flipped: AtomicU64,
+    pub(crate) flipped: AtomicU64,
     /// Frames with the payload of an earlier one.
-    pub replayed: AtomicU64,
+    pub(crate) replayed: AtomicU64,
     /// Frames that were sent twice.
-    pub repeated: AtomicU64,
+    pub(crate) repeated: AtomicU64,
 }
 
-/// Listens, and passes everything on to `donor`; where it listens, and its lies. Its threads end with their connections.
-pub fn start(donor: std::net::SocketAddr) -> (String, Arc<Lies>) {
+/// Listens, and passes everything on to `donor`; where it listens, and its lies. Threads end with connections.
+pub(crate) fn start(donor: std::net::SocketAddr) -> (String, Arc<Lies>) {
     let (listener, lies) = (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(Lies::default()));
     let (address, shared) = (listener.local_addr().unwrap().to_string(), Arc::clone(&lies));
     thread::spawn(move || {
