@@ -145,7 +145,8 @@ impl Machines {
         self.by_rdma(&format!("after {what}"));
     }
 
-    /// The link goes down and comes up again, shorter than silence is allowed: the queue pairs break, the sessions stay.
+    /// The link goes down and comes up again, on a quiet host for less than silence is allowed: queue pairs break,
+    /// sessions stay.
     fn flap(&self) {
         for _ in 0..3 {
             self.lender.said("ip link set eth0 down; ip link set eth0 up");
