@@ -13,7 +13,7 @@ use spillway_fabric::units::SlabHandle;
 
 use super::leases::{Lease, SessionId};
 use super::random::Random;
-use crate::limits::{ACTIVITY_DEADLINE, EVICTION_SAMPLE_FACTOR};
+use crate::limits::ACTIVITY_DEADLINE;
 
 /// One eviction in progress.
 #[derive(Clone, Debug)]
@@ -31,16 +31,17 @@ struct Candidate {
 }
 
 impl Eviction {
-    /// Samples candidates from `lent`; `None` if nothing is lent.
+    /// Samples candidates from `lent`, so many percent of what is wanted; `None` if nothing is lent.
     pub fn start(
         request: u32,
         wanted_bytes: u64,
+        sample_percent: u64,
         mut lent: Vec<(Lease, u64)>,
         now: Instant,
         random: &mut Random,
     ) -> Option<Self> {
         random.shuffle(&mut lent);
-        let sampled_bytes_min = wanted_bytes.saturating_mul(EVICTION_SAMPLE_FACTOR);
+        let sampled_bytes_min = wanted_bytes.saturating_mul(sample_percent.max(100)) / 100;
         let mut sampled_bytes = 0u64;
         let mut candidates = BTreeMap::new();
         for (lease, size_bytes) in lent {
@@ -117,6 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::limits::EVICTION_SAMPLE_PERCENT;
 
     fn lent(count: u32) -> Vec<(Lease, u64)> {
         (0..count).map(|slab| (Lease { session: SessionId(u64::from(slab % 3)), slab: SlabHandle(slab) }, 1)).collect()
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     fn the_least_active_of_the_sample_are_chosen() {
         let now = Instant::now();
-        let mut eviction = Eviction::start(7, 5, lent(100), now, &mut Random::new(1)).unwrap();
+        let mut eviction = Eviction::start(7, 5, EVICTION_SAMPLE_PERCENT, lent(100), now, &mut Random::new(1)).unwrap();
         assert_eq!(eviction.questions().values().map(Vec::len).sum::<usize>(), 10);
         assert!(!eviction.is_ready(now));
         answer_all(&mut eviction, |slab| u64::from(slab.0));
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn silent_owners_and_answers_to_other_questions_do_not_hold_it_up() {
         let now = Instant::now();
-        let mut eviction = Eviction::start(7, 2, lent(4), now, &mut Random::new(1)).unwrap();
+        let mut eviction = Eviction::start(7, 2, EVICTION_SAMPLE_PERCENT, lent(4), now, &mut Random::new(1)).unwrap();
         eviction.answer(6, SessionId(0), &[(SlabHandle(0), 1)]);
         eviction.answer(7, SessionId(1), &[(SlabHandle(1), 99), (SlabHandle(55), 0)]);
         assert!(!eviction.is_ready(now));
@@ -158,13 +160,15 @@ mod tests {
 
     #[test]
     fn nothing_lent_means_nothing_to_evict() {
-        assert!(Eviction::start(1, 5, Vec::new(), Instant::now(), &mut Random::new(1)).is_none());
+        assert!(
+            Eviction::start(1, 5, EVICTION_SAMPLE_PERCENT, Vec::new(), Instant::now(), &mut Random::new(1)).is_none()
+        );
     }
 
     proptest! {
         #[test]
         fn enough_is_chosen_and_not_a_slab_more(count in 1u32..60, wanted in 1u64..80, seed in any::<u64>()) {
-            let mut eviction = Eviction::start(1, wanted, lent(count), Instant::now(), &mut Random::new(seed)).unwrap();
+            let mut eviction = Eviction::start(1, wanted, EVICTION_SAMPLE_PERCENT, lent(count), Instant::now(), &mut Random::new(seed)).unwrap();
             answer_all(&mut eviction, |slab| u64::from(slab.0).wrapping_mul(seed));
             prop_assert_eq!(eviction.choose().len() as u64, wanted.min(u64::from(count)));
         }

@@ -48,6 +48,7 @@ use spillway_fabric::wire::SessionToken;
 
 use crate::connections::Machine;
 use crate::host_memory::MemorySample;
+use crate::limits::EVICTION_SAMPLE_PERCENT;
 use crate::status::{Counters, RecallCounts};
 use capacity::{Capacity, Holdings};
 use eviction::Eviction;
@@ -271,6 +272,7 @@ pub struct Lender {
     is_exhausted: bool,
     eviction: Option<Eviction>,
     evictions_next: u32,
+    eviction_sample_percent: u64,
     is_draining: bool,
     random: Random,
     counters: Counters,
@@ -296,12 +298,20 @@ impl Lender {
             is_exhausted: false,
             eviction: None,
             evictions_next: 0,
+            eviction_sample_percent: EVICTION_SAMPLE_PERCENT,
             is_draining: false,
             random: Random::new(config.seed),
             counters: Counters::default(),
             wake_at: None,
             outputs: Vec::new(),
         }
+    }
+
+    /// Evictions ask about so many percent of what is wanted, for experiments; else [`EVICTION_SAMPLE_PERCENT`].
+    #[must_use]
+    pub fn sampling(mut self, percent: u64) -> Self {
+        self.eviction_sample_percent = percent;
+        self
     }
 
     /// Decides what follows from `input`, which came at `now`. Times of inputs do not go backwards.

@@ -53,7 +53,8 @@ impl Lender {
         }
         let request = self.evictions_next;
         let lent = self.leases.recallable();
-        let Some(eviction) = Eviction::start(request, wanted_bytes, lent, now, &mut self.random) else { return };
+        let (percent, random) = (self.eviction_sample_percent, &mut self.random);
+        let Some(eviction) = Eviction::start(request, wanted_bytes, percent, lent, now, random) else { return };
         self.evictions_next = request.wrapping_add(1);
         for (session, slabs) in eviction.questions() {
             self.tell_of(session, &slabs, |slabs| Message::ActivityQuery { request, slabs });

@@ -8,7 +8,7 @@ use spillway_fabric::units::SlabHandle;
 
 use super::super::{Input, Output};
 use super::world::{SIZE, World, hello};
-use crate::limits::EVICTION_SAMPLE_FACTOR;
+use crate::limits::EVICTION_SAMPLE_PERCENT;
 
 fn world(quota_slabs: u64) -> World {
     World::new(quota_slabs, 0, 1, Instant::now())
@@ -22,7 +22,7 @@ fn activity_of_any_size_ranks_as_it_is() {
     (0..8).for_each(|_| assert!(world.lease(session).is_some()));
     world.feed(Input::Quota { bytes: 4 * SIZE });
     let (_, request, slabs) = world.questions.pop().unwrap();
-    assert_eq!(slabs.len() as u64, 4 * EVICTION_SAMPLE_FACTOR);
+    assert_eq!(slabs.len() as u64, 4 * EVICTION_SAMPLE_PERCENT / 100);
     let activity = |slab: SlabHandle| u64::MAX - 1 - (u64::from(slab.0) << 32);
     let outputs = world.say(
         session,
