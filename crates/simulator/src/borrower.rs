@@ -1,7 +1,7 @@
 //! The borrower's side of a machine: a Steward, a volume, and the slots of the donors that it knows.
 
-use std::collections::VecDeque;
-use std::time::Instant;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::{SlabHandle, SlabIndex};
 use spillway_volume::manager::decisions::PlaceJob;
@@ -67,6 +67,10 @@ pub(crate) struct Borrower {
     pub(crate) slots: Vec<Slot>,
     /// Of the manager's thread.
     pub(crate) places: VecDeque<PlaceJob>,
+    /// Slabs that a program waits for, since when.
+    pub(crate) wanted_since: BTreeMap<SlabIndex, Duration>,
+    /// Slabs before this one are filled, if programs only fill.
+    pub(crate) filled: usize,
     /// When the Steward wants to be asked again.
     pub(crate) wake_at: Option<Instant>,
 }
@@ -85,9 +89,11 @@ impl Borrower {
             identity,
             is_alive: true,
             steward: Steward::new(config, volume_slabs),
-            volume: ModelVolume::new(volume_slabs),
+            volume: ModelVolume::new(volume_slabs, settings.slab_size_bytes),
             slots: donors.iter().map(|machine| Slot::new(*machine)).collect(),
             places: VecDeque::new(),
+            wanted_since: BTreeMap::new(),
+            filled: 0,
             wake_at: None,
         }
     }

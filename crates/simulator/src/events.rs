@@ -39,6 +39,16 @@ pub(crate) enum Event {
     Heal { machine: usize },
     /// A machine is switched on again.
     Restart { machine: usize },
+    /// A datagram of the membership arrives.
+    Datagram { from: usize, to: usize, bytes: Vec<u8> },
+    /// A membership wants to be asked again.
+    WakeMember { machine: usize },
+    /// An agent tells of itself, and looks for donors.
+    LookAround { machine: usize },
+    /// A look at every recall.
+    Watch,
+    /// From now on every machine knows every other one.
+    Together,
 }
 
 /// See the module text.

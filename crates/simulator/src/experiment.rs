@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use spillway_volume::steward::placement::{Random, XorShift};
 
 use crate::cluster::{Cluster, Load};
-use crate::settings::{SLAB_SIZE_BYTES, Settings};
+use crate::settings::{SLAB_SIZE_BYTES, Settings, WORK_INTERVAL};
 
 /// Memory of the four types, in slabs: 5, 8, 12 and 20 GiB. With these the machines' memory is used to 41 %, as in the
 /// paper, which gives no sizes.
-const WORKING_SETS_SLABS: [u64; 4] = [160, 256, 384, 640];
+pub(crate) const WORKING_SETS_SLABS: [u64; 4] = [160, 256, 384, 640];
 
 /// Memory of a machine: 64 GiB, of which 8 stay free for its own programs (the paper's).
-const MEMORY_SLABS: u64 = 2048;
+pub(crate) const MEMORY_SLABS: u64 = 2048;
 /// See [`MEMORY_SLABS`].
-const HEADROOM_SLABS: u64 = 256;
+pub(crate) const HEADROOM_SLABS: u64 = 256;
 
 /// Containers on 32 machines.
-const CONTAINERS_PER_32_MACHINES: u64 = 90;
+pub(crate) const CONTAINERS_PER_32_MACHINES: u64 = 90;
 
 /// Donors of a machine, however many there are.
 pub const ACTIVE_DONORS: usize = 16;
@@ -48,7 +48,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    fn of(mut used: Vec<f64>) -> Self {
+    pub(crate) fn of(mut used: Vec<f64>) -> Self {
         used.sort_by(f64::total_cmp);
         let max = used[used.len() - 1];
         Self {
@@ -84,12 +84,12 @@ pub struct Findings {
 
 /// A container: what it has locally, and elsewhere.
 #[derive(Clone, Copy, Debug)]
-struct Container {
-    local_slabs: u64,
-    remote_slabs: u64,
+pub(crate) struct Container {
+    pub(crate) local_slabs: u64,
+    pub(crate) remote_slabs: u64,
 }
 
-fn draw_container(random: &mut XorShift) -> Container {
+pub(crate) fn draw_container(random: &mut XorShift) -> Container {
     let slabs = WORKING_SETS_SLABS[random.below(WORKING_SETS_SLABS.len())];
     let local_slabs = match random.below(10) {
         0..=4 => slabs,
@@ -143,6 +143,7 @@ pub fn run(machines: u32, choices: usize, seed: u64) -> Findings {
     let settings = Settings {
         seed,
         machines,
+        slab_size_bytes: SLAB_SIZE_BYTES,
         memory_slabs: MEMORY_SLABS,
         headroom_slabs: HEADROOM_SLABS,
         volume_slabs: 0,
@@ -150,8 +151,11 @@ pub fn run(machines: u32, choices: usize, seed: u64) -> Findings {
         choices,
         replicas: 1,
         has_disk: false,
+        work_interval: WORK_INTERVAL,
         storm: FILL_TIME,
         fault_interval: FILL_TIME,
+        faults_at_once: 1,
+        has_membership: false,
     };
     let mut cluster = Cluster::with_loads(settings, &loads, Instant::now());
     cluster.is_filled_only = true;

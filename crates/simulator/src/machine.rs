@@ -9,7 +9,7 @@ use spillway_donor::lender::{Input, Lender, LenderConfig, Output, SlabId};
 use spillway_fabric::units::SlabHandle;
 
 use crate::links::LinkId;
-use crate::settings::{SLAB_SIZE_BYTES, Settings};
+use crate::settings::Settings;
 
 /// Slabs that a donor keeps ready.
 const PREPARED_COUNT: usize = 2;
@@ -36,6 +36,7 @@ pub(crate) struct Machine {
     pub(crate) local_bytes: u64,
     /// All of it.
     pub(crate) memory_bytes: u64,
+    slab_size_bytes: u64,
     /// Packets from and to it are held back.
     pub(crate) is_cut: bool,
     /// Which link is which session.
@@ -46,6 +47,8 @@ pub(crate) struct Machine {
     making: BTreeSet<SlabId>,
     /// What data connections find.
     pub(crate) handles: BTreeMap<(SessionId, SlabHandle), SlabId>,
+    /// The slabs of those.
+    lent: BTreeSet<SlabId>,
     /// When its Lender wants to be asked again.
     pub(crate) wake_at: Option<Instant>,
 }
@@ -57,13 +60,15 @@ impl Machine {
             lender: None,
             life: 0,
             local_bytes: 0,
-            memory_bytes: settings.memory_slabs * SLAB_SIZE_BYTES,
+            memory_bytes: settings.memory_slabs * settings.slab_size_bytes,
+            slab_size_bytes: settings.slab_size_bytes,
             is_cut: false,
             sessions: BTreeMap::new(),
             sessions_next: 0,
             memory: BTreeMap::new(),
             making: BTreeSet::new(),
             handles: BTreeMap::new(),
+            lent: BTreeSet::new(),
             wake_at: None,
         }
     }
@@ -73,10 +78,10 @@ impl Machine {
         self.life += 1;
         let config = LenderConfig {
             quota_bytes: self.memory_bytes,
-            headroom_bytes: settings.headroom_slabs * SLAB_SIZE_BYTES,
+            headroom_bytes: settings.headroom_slabs * settings.slab_size_bytes,
             machine_limit_bytes: None,
             prepared_count: PREPARED_COUNT,
-            slab_size_hint_bytes: SLAB_SIZE_BYTES,
+            slab_size_hint_bytes: settings.slab_size_bytes,
             seed,
         };
         self.lender = Some(Lender::new(config, self.sample()));
@@ -89,6 +94,7 @@ impl Machine {
         self.memory.clear();
         self.making.clear();
         self.handles.clear();
+        self.lent.clear();
         self.wake_at = None;
     }
 
@@ -102,7 +108,7 @@ impl Machine {
 
     /// What its donor sees of its memory.
     pub(crate) fn sample(&self) -> MemorySample {
-        let slabs = (self.memory.len() + self.making.len()) as u64 * SLAB_SIZE_BYTES;
+        let slabs = (self.memory.len() + self.making.len()) as u64 * self.slab_size_bytes;
         let available_bytes = self.memory_bytes.saturating_sub(self.local_bytes + slabs);
         MemorySample { available_bytes, bound: Bound::Machine, pressure_percent: None }
     }
@@ -126,23 +132,31 @@ impl Machine {
             Output::Make(make) => assert!(self.making.insert(make.slab), "{:?} is another slab", make.slab),
             Output::Attach { slab, session, handle } => {
                 assert!(self.memory.contains_key(slab), "{slab:?} was not made");
-                assert!(self.handles.values().all(|lent| lent != slab), "{slab:?} is in two leases");
+                assert!(self.lent.insert(*slab), "{slab:?} is in two leases");
                 self.memory.insert(*slab, Content::default());
                 assert!(self.handles.insert((*session, *handle), *slab).is_none(), "a handle names one slab");
             }
             Output::Detach { session, handle } => {
-                assert!(self.handles.remove(&(*session, *handle)).is_some(), "{handle:?} names nothing");
+                let slab = self.handles.remove(&(*session, *handle));
+                assert!(slab.is_some_and(|slab| self.lent.remove(&slab)), "{handle:?} names nothing");
             }
             Output::Free { slab } => {
                 assert!(self.memory.remove(slab).is_some(), "{slab:?} is not there");
-                assert!(self.handles.values().all(|lent| lent != slab), "{slab:?} is lent");
+                assert!(!self.lent.contains(slab), "{slab:?} is lent");
             }
             Output::End { session, .. } | Output::Reject { session, .. } => {
-                self.handles.retain(|(of, _), _| of != session);
+                let (handles, lent) = (&mut self.handles, &mut self.lent);
+                handles.retain(|(of, _), slab| of != session || !lent.remove(slab));
             }
             Output::WakeAt(at) => self.wake_at = *at,
             Output::Welcome { .. } | Output::Send { .. } | Output::Note(_) => {}
         }
+    }
+
+    /// What its donor could lend now, and the machine could give.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let lendable = self.lender.as_ref().map_or(0, Lender::free_to_lend_bytes);
+        lendable.min(self.sample().available_bytes)
     }
 
     /// Whether a slab could be made now.

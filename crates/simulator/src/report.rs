@@ -1,6 +1,7 @@
 //! What a run came to.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Counts of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,6 +10,8 @@ pub struct Report {
     pub events: u64,
     /// Control messages that arrived.
     pub messages: u64,
+    /// Datagrams of the membership that arrived.
+    pub datagrams: u64,
     /// Writes and reads that were checked.
     pub accesses: u64,
     /// Accesses that waited for a donor, or for a first copy.
@@ -31,6 +34,10 @@ pub struct Report {
     pub fills: u64,
     /// Slabs that left a donor because it wanted them back.
     pub moves: u64,
+    /// Slabs that donors asked for.
+    pub recalls: u64,
+    /// Of those that could leave, how long one took at most from when it could.
+    pub recall_longest: Duration,
     /// Recalled slabs that could not leave at first.
     pub stuck: u64,
 }
@@ -39,10 +46,11 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{} events, {} messages; {} accesses, {} waits; {} cuts, {} crashes, {} squeezes; {} donors added, {} \
-             removed; {} sessions lost, {} slabs lost; {} fills, {} moves, {} stuck",
+            "{} events, {} messages, {} datagrams; {} accesses, {} waits; {} cuts, {} crashes, {} squeezes; {} donors added, {} \
+             removed; {} sessions lost, {} slabs lost; {} fills, {} moves; {} recalls, the longest {:.1} s, {} stuck",
             self.events,
             self.messages,
+            self.datagrams,
             self.accesses,
             self.waits,
             self.cuts,
@@ -54,6 +62,8 @@ impl fmt::Display for Report {
             self.slabs_lost,
             self.fills,
             self.moves,
+            self.recalls,
+            self.recall_longest.as_secs_f64(),
             self.stuck
         )
     }

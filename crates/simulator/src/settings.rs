@@ -5,7 +5,7 @@ use std::time::Duration;
 use spillway_fabric::site::Site;
 use spillway_volume::limits::PLACEMENT_CHOICES;
 
-/// Bytes of a slab, as in the product.
+/// Bytes of a slab of the product, if the user does not say.
 pub const SLAB_SIZE_BYTES: u64 = 32 << 20;
 
 /// What a cluster is made of.
@@ -15,6 +15,8 @@ pub struct Settings {
     pub seed: u64,
     /// Machines; each lends, and each borrows.
     pub machines: u32,
+    /// Bytes of a slab.
+    pub slab_size_bytes: u64,
     /// Memory of a machine, in slabs.
     pub memory_slabs: u64,
     /// What a donor leaves to the programs of its machine, in slabs.
@@ -29,16 +31,36 @@ pub struct Settings {
     pub replicas: u8,
     /// Whether each volume has a copy on disk.
     pub has_disk: bool,
+    /// Mean time between two accesses of a program to its remote memory; each stands for many pages.
+    pub work_interval: Duration,
     /// How long things go wrong.
     pub storm: Duration,
     /// Mean time between two faults of the whole cluster.
     pub fault_interval: Duration,
+    /// So many machines have a fault at one moment.
+    pub faults_at_once: usize,
+    /// Whether borrowers find donors by the membership, instead of a list that they begin with.
+    pub has_membership: bool,
 }
 
 /// Machines in a rack.
 pub const RACK_MACHINES: usize = 2;
 
 impl Settings {
+    fn slab_mib(&self) -> u32 {
+        (self.slab_size_bytes >> 20) as u32
+    }
+
+    /// Time that a donor takes to make a slab.
+    pub fn make_time(&self) -> Duration {
+        MAKE_TIME_PER_MIB * self.slab_mib()
+    }
+
+    /// Time that the mover takes to copy a slab.
+    pub fn copy_time(&self) -> Duration {
+        COPY_TIME_PER_MIB * self.slab_mib()
+    }
+
     /// Where a machine stands: a rack holds [`RACK_MACHINES`] of them.
     pub fn site(&self, machine: usize) -> Site {
         Site::parse("", &format!("rack-{}", machine / RACK_MACHINES)).expect("digits are printable")
@@ -49,6 +71,7 @@ impl Settings {
         Self {
             seed,
             machines: 8,
+            slab_size_bytes: SLAB_SIZE_BYTES,
             memory_slabs: 64,
             headroom_slabs: 6,
             volume_slabs: 14,
@@ -56,8 +79,11 @@ impl Settings {
             choices: PLACEMENT_CHOICES,
             replicas: 1 + (seed % 3) as u8,
             has_disk: (seed / 3).is_multiple_of(2),
+            work_interval: WORK_INTERVAL,
             storm: Duration::from_secs(60),
             fault_interval: Duration::from_secs(2),
+            faults_at_once: 1 + (seed / 6 % 2) as usize,
+            has_membership: (seed / 12).is_multiple_of(2),
         }
     }
 }
@@ -71,19 +97,32 @@ pub const DELAY_MAX: Duration = Duration::from_millis(1);
 /// See [`DELAY_MAX`].
 pub const DELAY_RARE: usize = 100;
 
-/// Time that a donor takes to make a slab, as measured for one of 32 MiB.
-pub const MAKE_TIME: Duration = Duration::from_millis(20);
+/// Datagrams of the membership that are lost, of a thousand. Those of sessions are sent again by TCP.
+pub const LOSS_PER_MILLE: usize = 10;
+
+/// How often an agent tells of its machine and looks for donors.
+pub const LOOK_AROUND_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A cluster that begins without lists has no fault before: machines find each other, and tell what they lend.
+pub const FORMED_AFTER: Duration = Duration::from_secs(10);
+
+/// So long after the last fault every machine knows every other one. A machine that was taken for dead is greeted
+/// within some `DOWN_ANNOUNCE_INTERVAL`, ten seconds each.
+pub const TOGETHER_AFTER: Duration = Duration::from_secs(60);
+
+/// Time that a donor takes to make a slab, for each MiB: as measured for one of 32 MiB, which takes 20 ms.
+pub const MAKE_TIME_PER_MIB: Duration = Duration::from_micros(625);
 
 /// Time that the manager's thread takes to put leases in place.
 pub const PLACE_TIME: Duration = Duration::from_micros(50);
 
-/// Time that the mover takes to copy a slab: 32 MiB at 10 Gbit/s.
-pub const COPY_TIME: Duration = Duration::from_millis(27);
+/// Time that the mover takes to copy a slab, for each MiB: 10 Gbit/s.
+pub const COPY_TIME_PER_MIB: Duration = Duration::from_micros(839);
 
 /// Time between two looks of a borrower at its slabs, as in the product.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Mean time between two accesses of a program to its remote memory; each stands for many pages.
+/// [`Settings::work_interval`] with slabs of [`SLAB_SIZE_BYTES`]: a program that fills them writes 1.6 GiB a second.
 pub const WORK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long everything has to be well again after the storm: the longest patience, a deadline of recalls, and time to

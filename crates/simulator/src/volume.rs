@@ -2,16 +2,11 @@
 
 use std::cell::RefCell;
 
-use spillway_fabric::units::SlabIndex;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 use spillway_volume::limits::COPIES_MAX;
 use spillway_volume::slab_map::slab_entry::{CopyLocations, Location};
 use spillway_volume::steward::care::Finding;
 use spillway_volume::steward::pages::Pages;
-
-use crate::settings::SLAB_SIZE_BYTES;
-
-/// Pages of a slab that holds any.
-const PAGES: u64 = SLAB_SIZE_BYTES / 4096;
 
 /// One slab.
 #[derive(Clone, Debug, Default)]
@@ -55,22 +50,30 @@ impl Slab {
 pub(crate) struct ModelVolume {
     /// The slabs, by number.
     pub(crate) slabs: RefCell<Vec<Slab>>,
+    slab_size_bytes: u64,
 }
 
 impl ModelVolume {
     /// Nothing is stored.
-    pub(crate) fn new(slab_count: u32) -> Self {
-        Self { slabs: RefCell::new(vec![Slab::default(); slab_count as usize]) }
+    pub(crate) fn new(slab_count: u32, slab_size_bytes: u64) -> Self {
+        Self { slab_size_bytes, slabs: RefCell::new(vec![Slab::default(); slab_count as usize]) }
+    }
+
+    /// Copies of all slabs.
+    pub(crate) fn copies(&self) -> u64 {
+        self.slabs.borrow().iter().map(|slab| slab.locations.iter().flatten().count() as u64).sum()
     }
 
     /// A look at every slab.
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        self.slabs.borrow().iter().map(finding).collect()
+        let pages = self.slab_size_bytes / PAGE_SIZE_BYTES as u64;
+        self.slabs.borrow().iter().map(|slab| finding(slab, pages)).collect()
     }
 }
 
-fn finding(slab: &Slab) -> Finding {
-    let stored = if slab.is_stored { PAGES } else { 0 };
+/// What is found in a slab: all of its pages, or none.
+fn finding(slab: &Slab, pages: u64) -> Finding {
+    let stored = if slab.is_stored { pages } else { 0 };
     let misses = (0..COPIES_MAX).any(|copy| slab.locations[copy].is_some() && !slab.valid[copy]);
     let copies = slab.locations.iter().flatten().count();
     Finding { copies, stored, missing: if misses { stored } else { 0 }, lost: 0 }
@@ -82,7 +85,7 @@ impl Pages for ModelVolume {
     }
 
     fn slab_size_bytes(&self) -> u64 {
-        SLAB_SIZE_BYTES
+        self.slab_size_bytes
     }
 
     fn locations(&self, slab: SlabIndex) -> CopyLocations {

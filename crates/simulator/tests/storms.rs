@@ -6,7 +6,7 @@ use spillway_simulator::cluster::Cluster;
 use spillway_simulator::report::Report;
 use spillway_simulator::settings::Settings;
 
-/// Seeds: each combination of replicas and disk several times.
+/// Seeds: each combination of replicas, disk, faults at once, and lists or membership.
 const SEEDS: u64 = 24;
 
 fn run(seed: u64) -> Report {
@@ -22,6 +22,9 @@ fn run(seed: u64) -> Report {
 
 #[test]
 fn no_rule_is_broken_in_any_storm() {
+    let settings: Vec<Settings> = (0..SEEDS).map(Settings::storm).collect();
+    assert!(settings.iter().any(|settings| settings.faults_at_once == 2 && settings.has_membership));
+    assert!(settings.iter().any(|settings| settings.faults_at_once == 1 && !settings.has_membership));
     let reports: Vec<Report> = (0..SEEDS).map(run).collect();
     // Each kind of trouble comes in some storm, and is mended.
     for (what, of) in [
@@ -29,9 +32,11 @@ fn no_rule_is_broken_in_any_storm() {
         ("donors added", |report| report.additions),
         ("donors removed", |report| report.removals),
         ("copies filled", |report| report.fills),
+        ("slabs recalled", |report| report.recalls),
         ("slabs moved", |report| report.moves),
         ("slabs stuck", |report| report.stuck),
         ("slabs lost", |report| report.slabs_lost),
+        ("datagrams of the membership", |report| report.datagrams),
     ] {
         assert!(reports.iter().map(of).sum::<u64>() > 0, "no {what} in {SEEDS} storms");
     }

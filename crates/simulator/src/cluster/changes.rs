@@ -27,7 +27,7 @@ impl Cluster {
         }
     }
 
-    fn slots_in(&self, borrower: usize, place: Place) -> Vec<usize> {
+    pub(crate) fn slots_in(&self, borrower: usize, place: Place) -> Vec<usize> {
         let slots = self.borrowers[borrower].slots.iter().enumerate();
         slots.filter(|(_, slot)| slot.place == place).map(|(slot, _)| slot).collect()
     }
@@ -53,12 +53,12 @@ impl Cluster {
         }
     }
 
-    /// A machine that the borrower does not use, if there is one, gets the first free slot.
-    fn add_donor(&mut self, borrower: usize) {
+    /// A machine that the borrower does not use, if it knows one, gets the first free slot.
+    pub(crate) fn add_donor(&mut self, borrower: usize) {
         let slots = &self.borrowers[borrower].slots;
         let is_used = |machine: usize| slots.iter().any(|slot| slot.place != Place::Free && slot.machine == machine);
-        let others: Vec<usize> =
-            (0..self.machines.len()).filter(|machine| *machine != borrower && !is_used(*machine)).collect();
+        let mut others = self.known_donors(borrower);
+        others.retain(|machine| *machine != borrower && !is_used(*machine));
         let free = slots.iter().position(|slot| slot.place == Place::Free).unwrap_or(slots.len());
         if others.is_empty() || free >= DONORS_MAX {
             return;

@@ -30,7 +30,15 @@ impl Cluster {
             }
             copy_indexes.push(place);
         }
+        let since = self.borrowers[borrower].wanted_since.remove(&job.slab);
+        if let Some(since) = since.filter(|_| copy_indexes.iter().any(Option::is_some)) {
+            self.mapping_times.push(self.time - since);
+        }
         self.feed_steward(borrower, Input::Placed { slab: job.slab, copy_indexes });
+        if since.is_some() && self.is_filled_only {
+            // The program was in the middle of its write.
+            self.fill_next(borrower);
+        }
     }
 
     pub(crate) fn moved(&mut self, borrower: usize, job: MoveJob) {

@@ -9,7 +9,7 @@ use spillway_volume::steward::placement::Random;
 use super::Cluster;
 use crate::events::Event;
 use crate::links::Parcel;
-use crate::settings::SLAB_SIZE_BYTES;
+use crate::settings::TOGETHER_AFTER;
 
 /// How long machines are cut off, at random: shorter than any patience, longer than that of a copy that can be spared,
 /// longer than any.
@@ -20,14 +20,22 @@ const CUTS: [Duration; 4] =
 const DOWN_MAX: Duration = Duration::from_secs(20);
 
 impl Cluster {
-    /// One fault, and plans the next one.
+    /// Faults of as many machines as at one moment, and plans the next ones.
     pub(crate) fn fault(&mut self) {
         if self.time >= self.settings.storm {
             return;
         }
         let pause = self.draw_up_to(self.settings.fault_interval * 2);
         self.plan_in(pause, Event::Fault);
-        let machine = self.random.below(self.machines.len());
+        let mut machines: Vec<usize> = (0..self.machines.len()).collect();
+        for _ in 0..self.settings.faults_at_once.min(machines.len()) {
+            let drawn = self.random.below(machines.len());
+            let machine = machines.swap_remove(drawn);
+            self.fault_of(machine);
+        }
+    }
+
+    fn fault_of(&mut self, machine: usize) {
         match self.random.below(13) {
             0..=3 => self.cut(machine),
             4 => self.switch_off(machine, true),
@@ -52,12 +60,12 @@ impl Cluster {
     fn squeeze(&mut self, machine: usize) {
         self.report.squeezes += 1;
         let slabs = self.random.below(self.settings.memory_slabs as usize) as u64;
-        self.machines[machine].local_bytes = slabs * SLAB_SIZE_BYTES;
+        self.machines[machine].local_bytes = slabs * self.settings.slab_size_bytes;
     }
 
     /// A machine is switched off: donor, borrower and everything in its memory. `is_sudden`: its kernel closes no
     /// connection any more.
-    fn switch_off(&mut self, machine: usize, is_sudden: bool) {
+    pub(crate) fn switch_off(&mut self, machine: usize, is_sudden: bool) {
         if self.machines[machine].lender.is_none() {
             return;
         }
@@ -78,6 +86,9 @@ impl Cluster {
             }
         }
         self.machines[machine].switch_off();
+        if let Some(community) = &mut self.community {
+            community.switch_off(machine);
+        }
         self.borrowers[machine].is_alive = false;
         self.beat_links_of(machine);
         let down = self.draw_up_to(DOWN_MAX);
@@ -94,6 +105,7 @@ impl Cluster {
             }
         }
         self.complete_donors();
+        self.plan_in(TOGETHER_AFTER, Event::Together);
     }
 
     /// A donor looks at the memory of its machine.

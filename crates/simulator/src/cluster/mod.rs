@@ -7,8 +7,11 @@ mod calm;
 mod changes;
 mod copies;
 mod faults;
+pub(crate) mod members;
 mod program;
+mod recalls;
 mod sessions;
+mod trials;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,13 +26,13 @@ use spillway_volume::steward::placement::{Random, XorShift};
 use spillway_volume::steward::{Input, Note, Output};
 
 use crate::borrower::Borrower;
+use crate::community::Community;
 use crate::events::{Event, Events};
 use crate::links::{Link, LinkId, Parcel};
 use crate::machine::Machine;
+use crate::recall_watch::RecallWatch;
 use crate::report::Report;
-use crate::settings::{
-    CALM, COPY_TIME, DELAY_MAX, LOOK_INTERVAL, MAKE_TIME, PLACE_TIME, REST, Settings, WORK_INTERVAL,
-};
+use crate::settings::{CALM, DELAY_MAX, FORMED_AFTER, LOOK_INTERVAL, PLACE_TIME, REST, Settings};
 
 /// What a machine has to do.
 #[derive(Clone, Copy, Debug)]
@@ -54,9 +57,21 @@ pub struct Cluster {
     pub(crate) links: BTreeMap<LinkId, Link>,
     pub(crate) links_next: u64,
     identities_next: u64,
+    /// How machines know each other, if not by a list.
+    pub(crate) community: Option<Community>,
+    /// Slabs that donors want back.
+    pub(crate) recalls: RecallWatch,
+    /// All is well for so long that every machine knows every other one.
+    is_together: bool,
     pub(crate) report: Report,
     /// Programs write each slab once, and nothing else.
     pub(crate) is_filled_only: bool,
+    /// Programs do nothing any more.
+    pub(crate) is_idle: bool,
+    /// How long programs waited for each slab that was mapped.
+    pub(crate) mapping_times: Vec<Duration>,
+    /// How long each recall took that ended.
+    pub(crate) recall_times: Vec<Duration>,
     /// Real time that Lenders and Stewards took.
     pub(crate) decided_in: Duration,
     /// How often they decided.
@@ -68,7 +83,9 @@ impl Cluster {
     pub fn new(settings: Settings, start: Instant) -> Self {
         let loads = vec![Load { local_bytes: 0, volume_slabs: settings.volume_slabs }; settings.machines as usize];
         let mut cluster = Self::with_loads(settings, &loads, start);
-        cluster.plan_in(settings.fault_interval, Event::Fault);
+        let first = if settings.has_membership { FORMED_AFTER } else { settings.fault_interval };
+        cluster.plan_in(first, Event::Fault);
+        cluster.plan_in(settings.fault_interval, Event::Watch);
         cluster
     }
 
@@ -85,8 +102,14 @@ impl Cluster {
             links: BTreeMap::new(),
             links_next: 0,
             identities_next: 0,
+            community: settings.has_membership.then(|| Community::new(settings.machines as usize)),
+            recalls: RecallWatch::default(),
+            is_together: false,
             report: Report::default(),
             is_filled_only: false,
+            is_idle: false,
+            mapping_times: Vec::new(),
+            recall_times: Vec::new(),
             decided_in: Duration::ZERO,
             decisions: 0,
         };
@@ -118,8 +141,17 @@ impl Cluster {
             self.time = at;
             self.report.events += 1;
             self.happen(event);
+            self.check_step();
         }
         self.time = until;
+    }
+
+    /// What holds after every step, and is not checked where it happens.
+    fn check_step(&mut self) {
+        self.check_recalls();
+        if self.is_together {
+            self.check_together();
+        }
     }
 
     fn happen(&mut self, event: Event) {
@@ -156,17 +188,32 @@ impl Cluster {
                 }
             }
             Event::Work { borrower } => {
-                let pause = self.draw_up_to(WORK_INTERVAL * 2);
+                let pause = self.draw_up_to(self.settings.work_interval * 2);
                 self.plan_in(pause, Event::Work { borrower });
                 let is_over = self.time >= self.settings.storm + CALM - REST;
-                if self.borrowers[borrower].is_alive && !is_over {
+                if self.borrowers[borrower].is_alive && !is_over && !self.is_idle {
                     self.work(borrower);
                 }
             }
             Event::Fault => self.fault(),
             Event::Heal { machine } => self.heal(machine),
             Event::Restart { machine } => self.restart(machine),
+            Event::Datagram { from, to, bytes } => self.hear_datagram(from, to, &bytes),
+            Event::WakeMember { machine } => self.wake_member(machine),
+            Event::LookAround { machine } => self.look_around(machine),
+            Event::Watch => self.watch_recalls(),
+            Event::Together => self.is_together = true,
         }
+    }
+
+    /// Slabs that all donors lend.
+    pub(crate) fn slabs_lent(&self) -> u64 {
+        self.machines.iter().map(|machine| machine.handles.len() as u64).sum()
+    }
+
+    /// Whether programs have written every slab of every volume.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.borrowers.iter().all(|borrower| borrower.volume.slabs.borrow().iter().all(|slab| slab.is_stored))
     }
 
     pub(crate) fn plan_in(&mut self, delay: Duration, event: Event) {
@@ -184,7 +231,8 @@ impl Cluster {
     fn new_borrower(&mut self, machine: usize, volume_slabs: u32) -> Borrower {
         let count = self.machines.len();
         let mut donors = Vec::new();
-        while donors.len() < self.settings.donors.min(count - 1) {
+        let known = if self.settings.has_membership { 0 } else { self.settings.donors.min(count - 1) };
+        while donors.len() < known {
             let drawn = self.random.below(count);
             if drawn != machine && !donors.contains(&drawn) {
                 donors.push(drawn);
@@ -203,9 +251,10 @@ impl Cluster {
             let pause = self.draw_up_to(DELAY_MAX);
             self.plan_in(pause, Event::Connect { borrower: machine, slot });
         }
+        self.join(machine);
         if self.machines[machine].life == 1 {
             self.plan_in(LOOK_INTERVAL, Event::Look { borrower: machine });
-            self.plan_in(WORK_INTERVAL, Event::Work { borrower: machine });
+            self.plan_in(self.settings.work_interval, Event::Work { borrower: machine });
         }
     }
 
@@ -248,6 +297,9 @@ impl Cluster {
                 self.send(id, Parcel::Welcome { free_bytes });
             }
             LenderOutput::Send { session, message } => {
+                if let Message::Recall { slabs, .. } = &message {
+                    self.note_recalls(machine, session, slabs);
+                }
                 if let Some(id) = self.machines[machine].sessions.get(&session).copied() {
                     self.send(id, Parcel::ToBorrower(message));
                 }
@@ -259,10 +311,10 @@ impl Cluster {
             }
             LenderOutput::Make(make) => {
                 let life = self.machines[machine].life;
-                self.plan_in(MAKE_TIME, Event::Made { machine, life, slab: make.slab });
+                self.plan_in(self.settings.make_time(), Event::Made { machine, life, slab: make.slab });
             }
+            LenderOutput::Detach { session, handle } => self.note_returned(machine, session, handle),
             LenderOutput::Attach { .. }
-            | LenderOutput::Detach { .. }
             | LenderOutput::Free { .. }
             | LenderOutput::WakeAt(_)
             | LenderOutput::Note(_) => {}
@@ -311,14 +363,14 @@ impl Cluster {
                 self.plan_in(PLACE_TIME, Event::Place { borrower });
             }
             Output::Fill { slab, copies } => {
-                self.plan_move(borrower, COPY_TIME, MoveJob::Fill(slab, copies));
+                self.plan_move(borrower, self.settings.copy_time(), MoveJob::Fill(slab, copies));
             }
             Output::Drop { slab, location, others_min } => {
                 self.plan_move(borrower, PLACE_TIME, MoveJob::Drop(slab, location, others_min));
             }
             Output::Empty { donor } => self.let_go(borrower, donor),
             Output::WakeAt(at) => self.borrowers[borrower].wake_at = at,
-            Output::Note(Note::Stuck { .. }) => self.report.stuck += 1,
+            Output::Note(Note::Stuck { slab, donor }) => self.note_stuck(borrower, slab, donor),
             Output::Migrating { is_migrating, .. } => self.report.moves += u64::from(!is_migrating),
             Output::MappingPossible(_) | Output::HurryDisk => {}
         }

@@ -33,7 +33,10 @@ impl Cluster {
         let count = self.settings.volume_slabs as usize;
         let slab = self.random.below(count).min(self.random.below(count));
         let access = match self.random.below(20) {
-            0 => self.discard(borrower, slab),
+            0 => {
+                self.discard(borrower, slab);
+                Access::Done
+            }
             1..=10 => self.write(borrower, slab),
             _ => self.read(borrower, slab),
         };
@@ -45,8 +48,11 @@ impl Cluster {
     }
 
     /// Writes the first slab that holds nothing.
-    fn fill_next(&mut self, borrower: usize) {
-        let next = self.borrowers[borrower].volume.slabs.borrow().iter().position(|slab| !slab.is_stored);
+    pub(crate) fn fill_next(&mut self, borrower: usize) {
+        let first = self.borrowers[borrower].filled;
+        let next = self.borrowers[borrower].volume.slabs.borrow()[first..].iter().position(|slab| !slab.is_stored);
+        let next = next.map(|slab| first + slab);
+        self.borrowers[borrower].filled = next.unwrap_or(first);
         match next.map(|slab| self.write(borrower, slab)) {
             None => {}
             Some(Access::Done) => self.report.accesses += 1,
@@ -63,14 +69,13 @@ impl Cluster {
         change(&mut self.borrowers[borrower].volume.slabs.borrow_mut()[slab]);
     }
 
-    fn discard(&mut self, borrower: usize, slab: usize) -> Access {
+    pub(crate) fn discard(&mut self, borrower: usize, slab: usize) {
         self.edit(borrower, slab, |slab| {
             slab.is_stored = false;
             slab.is_on_disk = false;
             slab.valid = [false; COPIES_MAX];
             slab.lost_since_whole = 0;
         });
-        Access::Done
     }
 
     fn write(&mut self, borrower: usize, slab: usize) -> Access {
@@ -85,7 +90,9 @@ impl Cluster {
             }
         }
         if copies.is_empty() {
-            self.feed_steward(borrower, Input::Wanted { slab: SlabIndex(slab as u32) });
+            let (slab, now) = (SlabIndex(slab as u32), self.time);
+            self.borrowers[borrower].wanted_since.entry(slab).or_insert(now);
+            self.feed_steward(borrower, Input::Wanted { slab });
             if !self.settings.has_disk {
                 return Access::Waits;
             }

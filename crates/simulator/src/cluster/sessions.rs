@@ -19,7 +19,7 @@ use crate::borrower::Place;
 use crate::events::Event;
 use crate::links::{Link, LinkId, Parcel, Reach};
 use crate::machine::Content;
-use crate::settings::{DELAY_MAX, DELAY_MIN, DELAY_RARE, SLAB_SIZE_BYTES};
+use crate::settings::{DELAY_MAX, DELAY_MIN, DELAY_RARE};
 use crate::volume::Slab;
 
 impl Cluster {
@@ -165,7 +165,7 @@ impl Cluster {
             version: WIRE_VERSION,
             borrower: BorrowerId(self.borrowers[borrower].identity.into()),
             volume: format!("volume-{borrower}"),
-            slab_size_bytes: SLAB_SIZE_BYTES,
+            slab_size_bytes: self.settings.slab_size_bytes,
             wants_shared_memory: false,
             wants_rdma: false,
             linger_seconds: 0,
