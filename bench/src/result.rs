@@ -73,6 +73,8 @@ pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower }
 
 /// Control messages.
 pub const MESSAGES: Unit = Unit { sign: "messages", better: Better::Lower };
+/// Bytes in a second that something costs.
+pub const BYTES_PER_SECOND: Unit = Unit { sign: "B/s", better: Better::Lower };
 /// One amount as a multiple of another.
 pub const TIMES: Unit = Unit { sign: "x", better: Better::Lower };
 

@@ -21,6 +21,9 @@
 //! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
 //! | [`replacement`] | which page leaves, on recorded traces |
 //! | [`cluster_balance`] | how evenly a simulated cluster's memory is used, by how many donors are asked |
+//! | [`cluster_eviction`] | how often batch eviction spares busy slabs, against Infiniswap's formula |
+//! | [`cluster_membership`] | what it costs that machines know each other, by the size of a simulated cluster |
+//! | [`cluster_slab_size`] | slabs of 1 MiB to 1 GiB in a simulated cluster |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -29,6 +32,9 @@
 //! early.
 
 pub mod cluster_balance;
+pub mod cluster_eviction;
+pub mod cluster_membership;
+pub mod cluster_slab_size;
 pub mod cost;
 pub mod dcm;
 pub mod device;
@@ -109,7 +115,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 23] = [
+pub const ALL: [&dyn Study; 26] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -124,6 +130,9 @@ pub const ALL: [&dyn Study; 23] = [
     &prefetching::PrefetchingStudy,
     &eager_eviction::EagerEvictionStudy,
     &cluster_balance::ClusterBalanceStudy,
+    &cluster_eviction::ClusterEvictionStudy,
+    &cluster_membership::ClusterMembershipStudy,
+    &cluster_slab_size::ClusterSlabSizeStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,
