@@ -16,6 +16,7 @@ use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
+use spillway_fabric::tcp::Weights;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -28,6 +29,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::waiting::wait_until;
+use crate::machine_weight;
 use crate::mend;
 use crate::output;
 use crate::registry::{Entry, Kind, Registry};
@@ -82,6 +84,14 @@ impl DonorService {
     /// What is going on.
     pub(crate) fn status(&self) -> DonorStatus {
         self.donor.status()
+    }
+
+    /// Lends by these bounds from here on.
+    pub(crate) fn set_limits(&self, limits: &DonorLimits) {
+        self.donor.set_headroom(limits.headroom_bytes);
+        self.donor.set_memory(limits.memory_bytes);
+        self.donor.set_machine_limit(limits.machine_limit_bytes);
+        self.donor.set_weights(limits.weights.clone());
     }
 
     /// Where it listens for other machines, if anywhere.
@@ -212,6 +222,36 @@ fn room(arguments: &DonateArguments) -> Result<Room, Failure> {
     Ok(Room { available_bytes, headroom_bytes, lendable_bytes, bound })
 }
 
+/// What of a donor changes while it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct DonorLimits {
+    memory_bytes: u64,
+    headroom_bytes: u64,
+    machine_limit_bytes: Option<u64>,
+    weights: Weights,
+}
+
+impl std::fmt::Display for DonorLimits {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let machine_limit = self.machine_limit_bytes.map_or_else(|| "all".to_owned(), human);
+        let (memory, headroom) = (human(self.memory_bytes), human(self.headroom_bytes));
+        write!(formatter, "lends up to {memory} and keeps {headroom} free; one machine gets at most {machine_limit}")
+    }
+}
+
+/// The bounds of a donor that runs and looks like `now`; refuses sizes that this machine does not have.
+pub(crate) fn limits_of(arguments: &DonateArguments, now: &DonorStatus) -> Result<DonorLimits, Failure> {
+    let Room { headroom_bytes, lendable_bytes, .. } = room(arguments)?;
+    // What it lends already is not available any more.
+    let idle_bytes = lendable_bytes + now.lent_bytes + now.prepared_bytes;
+    Ok(DonorLimits {
+        memory_bytes: arguments.memory.map_or(idle_bytes, |size| size.bytes),
+        headroom_bytes,
+        machine_limit_bytes: arguments.machine_limit.map(|size| size.bytes),
+        weights: machine_weight::resolve(&arguments.weights)?,
+    })
+}
+
 fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfig, Failure> {
     let Room { available_bytes, headroom_bytes, lendable_bytes, bound } = room(arguments)?;
     let memory_bytes = arguments.memory.map_or(lendable_bytes, |size| size.bytes);
@@ -240,6 +280,7 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
         unix_path: Some(local_socket.to_path_buf()),
         key,
         machine_limit_bytes: arguments.machine_limit.map(|size| size.bytes),
+        weights: machine_weight::resolve(&arguments.weights)?,
         site: Site::parse(&arguments.zone, &arguments.rack).map_err(Failure::usage)?,
         slab_prepared_count: SLABS_PREPARED,
         slab_size_hint_bytes: arguments.slab_size.bytes,
@@ -345,6 +386,7 @@ mod tests {
             key: Some("none".into()),
             slab_size: "1M".parse().unwrap(),
             machine_limit: None,
+            weights: vec!["10.0.0.9=4".parse().unwrap()],
             zone: String::new(),
             rack: String::new(),
             sandbox: SandboxChoice::Off,
@@ -363,6 +405,7 @@ mod tests {
         assert_eq!((config.memory_bytes, config.headroom_bytes), (64 << 20, 1 << 20));
         assert_eq!(config.unix_path.as_deref(), Some(Path::new("/x")));
         assert!(config.key.is_none());
+        assert_eq!(config.weights.of([10, 0, 0, 9].into()), 4);
     }
 
     #[test]

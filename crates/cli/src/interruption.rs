@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -20,11 +20,35 @@ pub(crate) struct Interruption {
     signal: Arc<AtomicUsize>,
 }
 
+/// Whether SIGHUP came.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReloadRequest {
+    asked: Arc<AtomicBool>,
+}
+
+impl ReloadRequest {
+    /// Whether it came since the last look.
+    pub(crate) fn take(&self) -> bool {
+        self.asked.swap(false, Ordering::SeqCst)
+    }
+}
+
 impl Interruption {
     /// From here on ending signals are noted instead of ending the process.
     pub(crate) fn watch() -> io::Result<Self> {
+        Self::watch_for(&ENDING)
+    }
+
+    /// The same for a daemon, which SIGHUP asks to read its configuration again.
+    pub(crate) fn watch_daemon() -> io::Result<(Self, ReloadRequest)> {
+        let asked = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGHUP, Arc::clone(&asked))?;
+        Ok((Self::watch_for(&[SIGINT, SIGTERM, SIGQUIT])?, ReloadRequest { asked }))
+    }
+
+    fn watch_for(signals: &[i32]) -> io::Result<Self> {
         let interruption = Self::default();
-        for signal in ENDING {
+        for signal in signals.iter().copied() {
             let number = usize::try_from(signal).expect("signal numbers are small and positive");
             signal_hook::flag::register_usize(signal, Arc::clone(&interruption.signal), number)?;
         }

@@ -94,6 +94,10 @@ pub(crate) const BUDGET_INTERVAL_AT_LIMIT_MAX: Duration = Duration::from_millis(
 /// The same for the pager, whose count is never stale: often enough that a program growing at 1 GiB/s is 5 MiB ahead.
 pub(crate) const PAGER_BUDGET_INTERVAL: Duration = Duration::from_millis(5);
 
+/// A run has all that it may borrow when less than this part of it is left: the pager takes neighbouring pages, and
+/// swap has a header.
+pub(crate) const LEND_SPARE_DIVISOR: u64 = 64;
+
 /// A program whose files' pages were read again for so many times its limit is told that they are what is short...
 pub(crate) const THRASH_TIMES: u64 = 8;
 

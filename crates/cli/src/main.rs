@@ -16,6 +16,7 @@
 
 mod agent;
 mod arguments;
+mod bandwidth_report;
 mod budget;
 mod cgroup;
 mod cluster_command;
@@ -33,6 +34,7 @@ mod interruption;
 mod key_command;
 mod limits;
 mod machine;
+mod machine_weight;
 mod mend;
 mod metrics;
 mod observation;

@@ -9,6 +9,7 @@ use serde_json::Value;
 use spillway_volume::disk_writer::NOT_RESERVED;
 
 use crate::arguments::OutputArguments;
+use crate::bandwidth_report;
 use crate::failure::Failure;
 use crate::machine::memory::Memory;
 use crate::machine::swap_list::{self, SwapArea};
@@ -186,6 +187,9 @@ fn describe_device(text: &mut String, item: &Item) {
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
     let _ = writeln!(text, "  stored {stored}, pages out {out}, in {into}, lost {lost}");
+    if let Some(line) = item.report.pointer("/device/bandwidth").and_then(bandwidth_report::describe) {
+        let _ = writeln!(text, "  {line}");
+    }
     let bursts = item.number("/device/traffic/bursts");
     if bursts > 0 {
         let seconds = item.report.pointer("/device/traffic/awake_seconds").and_then(Value::as_f64).unwrap_or_default();
@@ -332,17 +336,37 @@ fn describe_session(text: &mut String, session: &Value) {
     let _ = write!(text, "  volume {} of {}: {}, {lent} lent", word("volume"), word("peer"), word("transport"));
     // Over shared memory the donor cannot count.
     let _ = match (bytes("read_bytes"), bytes("written_bytes")) {
-        (Some(read), Some(written)) => writeln!(text, ", read {}, written {}", human(read), human(written)),
-        _ => writeln!(text, ", pages counted by the borrower"),
+        (Some(read), Some(written)) => write!(text, ", read {}, written {}", human(read), human(written)),
+        _ => write!(text, ", pages counted by the borrower"),
     };
+    let _ = match bytes("weight") {
+        Some(weight) => writeln!(text, ", weight {weight}"),
+        // The borrower moves its pages itself.
+        None => writeln!(text, ", no weight"),
+    };
+}
+
+/// The bound of what a run borrows, if it has one.
+fn lend_of(item: &Item) -> String {
+    let bound = item.report.get("lend_bytes_max").and_then(Value::as_u64);
+    bound.map(|bytes| format!(" of at most {}", human(bytes))).unwrap_or_default()
 }
 
 fn describe_run(text: &mut String, item: &Item) {
     let number = |name: &str| human(item.number(name));
     let (footprint, local, lent) =
         (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
-    let _ = writeln!(text, "  footprint {footprint}, local {local}, lent {lent}, budget {}", item.text("/local"));
+    let _ = writeln!(
+        text,
+        "  footprint {footprint}, local {local}, lent {lent}{}, budget {}",
+        lend_of(item),
+        item.text("/local")
+    );
+    let _ = writeln!(text, "  program {}, volume {} at donors", item.text("/program"), item.text("/volume"));
     let _ = writeln!(text, "  memory comes by {} ({})", item.text("/via/way"), item.text("/via/reason"));
+    if let Some(line) = item.report.pointer("/pager/device/bandwidth").and_then(bandwidth_report::describe) {
+        let _ = writeln!(text, "  {line}");
+    }
     if let Some(line) = item.report.get("prefetch").and_then(prefetch_report::describe) {
         let _ = writeln!(text, "  {line}");
     }
@@ -423,7 +447,7 @@ mod tests {
     fn a_donor_tells_bytes_only_where_it_counted_them() {
         let session = |transport: &str, bytes: Value| {
             json!({"volume": "v", "peer": "p:1", "transport": transport, "lent_bytes": 32 << 20,
-                "read_bytes": bytes, "written_bytes": bytes})
+                "read_bytes": bytes, "written_bytes": bytes, "weight": bytes.is_u64().then_some(4)})
         };
         let report = json!({"donor": {"lent_bytes": 64 << 20, "quota_bytes": 1 << 30, "free_to_lend_bytes": 0, "draining": true,
             "sessions": [session("tcp", json!(2 << 20)), session("shm", Value::Null)]}});
@@ -431,8 +455,8 @@ mod tests {
         describe(&mut text, &item(Kind::Donor, report));
         for expected in [
             "lent 64 MiB of 1 GiB, 0 B free, DRAINING",
-            "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB\n",
-            "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower\n",
+            "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB, weight 4\n",
+            "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower, no weight\n",
         ] {
             assert!(text.contains(expected), "{text}");
         }

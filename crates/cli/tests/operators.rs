@@ -3,6 +3,7 @@
 //! - `operators/metrics.rs`: scrapes of an agent; `operators/live_view.rs`: the terminal view.
 //! - `operators/page.rs`: the agent's page in a browser.
 //! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
+//! - `operators/reloads.rs`: an agent whose configuration changes while it runs.
 //! - `operators/stage.rs`: donors, and a device with traffic, for both.
 
 // In a test a panic is the report.
@@ -16,5 +17,6 @@ mod operators {
     mod metrics;
     mod page;
     mod pseudo_terminal;
+    mod reloads;
     pub(crate) mod stage;
 }

@@ -6,6 +6,7 @@
 //! - `both_ways/programs.rs`, `both_ways/java.rs`, `both_ways/servers.rs`, `both_ways/peculiarities.rs`,
 //!   `both_ways/dumps.rs`, `both_ways/overcommit.rs`: exact output at 50 and 25 %, shared with the other test binary;
 //!   `both_ways/shares.rs`: that they had so much and no more.
+//! - `both_ways/bounds.rs`: how much one run borrows, and how fast its pages move.
 //! - `both_ways/clusters.rs`: donors that a run finds by itself, shared too.
 //! - `both_ways/manners.rs`: exit status, signals and terminal; `both_ways/traces.rs`: faults recorded; shared too.
 //! - `pager/emulator.rs`: a guest in QEMU; `pager/forks.rs`: what children share; `pager/hostile.rs`: programs that

@@ -35,6 +35,7 @@ fn config(name: &str) -> DeviceConfig {
             seal: SealChoice::Auto,
             check: CheckChoice::On,
             fill_backing: false,
+            bandwidth_bytes_per_second: None,
             donor_wait: Duration::from_secs(60),
             wrapper: QueuePairWrapper::default(),
         },

@@ -50,6 +50,7 @@ fn donor_config(memory_bytes: u64) -> DonorConfig {
         unix_path: None,
         key: None,
         machine_limit_bytes: None,
+        weights: spillway_fabric::tcp::Weights::default(),
         site: spillway_fabric::site::Site::default(),
         slab_prepared_count: 1,
         slab_size_hint_bytes: SLAB,
@@ -104,6 +105,7 @@ impl World {
                 check: CheckChoice::On,
                 // With random writes at the same time.
                 fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
+                bandwidth_bytes_per_second: None,
                 donor_wait: Duration::from_secs(60),
                 wrapper: QueuePairWrapper::default(),
             },

@@ -10,6 +10,7 @@ use spillway_fabric::address::{AddressError, DonorAddress};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_fabric::site::Site;
+use spillway_fabric::tcp::Weights;
 
 use crate::host_memory::{Bound, MemorySample};
 
@@ -66,6 +67,8 @@ pub struct DonorConfig {
     pub key: Option<KeySource>,
     /// Most to lend to the volumes of one machine together.
     pub machine_limit_bytes: Option<u64>,
+    /// What machines get of the bandwidth over TCP, in relation to each other.
+    pub weights: Weights,
     /// Where this machine stands, for borrowers that want copies apart.
     pub site: Site,
     /// Slabs to keep prepared.
@@ -187,6 +190,7 @@ mod tests {
             unix_path: None,
             key: None,
             machine_limit_bytes: None,
+            weights: Weights::default(),
             site: Site::default(),
             slab_prepared_count: 2,
             slab_size_hint_bytes: MIB,

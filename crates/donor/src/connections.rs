@@ -8,7 +8,7 @@
 //! first of its own source, then of all. Proven connections keep their places whatever others do.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -35,6 +35,16 @@ impl Source {
         match address.to_canonical() {
             IpAddr::V6(address) => Self::Network(IpAddr::V6((address.to_bits() >> 64 << 64).into())),
             address @ IpAddr::V4(_) => Self::Network(address),
+        }
+    }
+}
+
+impl Source {
+    /// The address by which its share of the bandwidth is counted; for users of this host, the loopback's.
+    pub fn address(self) -> IpAddr {
+        match self {
+            Self::Network(address) => address,
+            Self::User(_) => Ipv4Addr::LOCALHOST.into(),
         }
     }
 }

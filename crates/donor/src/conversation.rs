@@ -72,7 +72,7 @@ pub(crate) fn serve(
     };
     let (token, resume) = (SessionToken(random_bytes()?), SessionToken(random_bytes()?));
     let rdma = hello.wants_rdma.then(|| open_rdma(local_address, &hello.volume));
-    let session = shared.enter(|id| session(id, token, &hello, peer, &sender, rdma));
+    let session = shared.enter(|id| session(id, token, &hello, (peer, place.source().address()), &sender, rdma));
     if !place.belongs_to(session.id) {
         shared.leave(&session);
         let reason = "the donor has too many connections; try again later".to_owned();
@@ -122,7 +122,7 @@ fn session(
     id: crate::lender::leases::SessionId,
     token: SessionToken,
     hello: &Hello,
-    peer: &str,
+    (peer, address): (&str, IpAddr),
     sender: &ControlSender,
     rdma: Option<Result<LentRegions, RdmaUnavailable>>,
 ) -> Session {
@@ -132,6 +132,7 @@ fn session(
         borrower: hello.borrower,
         volume: hello.volume.clone(),
         peer: peer.to_owned(),
+        address,
         slab_size_bytes: hello.slab_size_bytes,
         shares_memory: hello.wants_shared_memory,
         slabs: SessionSlabs::default(),

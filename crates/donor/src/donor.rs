@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::{boot_id, random_bytes};
 use spillway_fabric::rdma::LentRegions;
-use spillway_fabric::tcp::Traffic;
+use spillway_fabric::tcp::{Shares, Traffic, Weights};
 use spillway_fabric::units::DonorId;
 
 use crate::config::{DonorConfig, DonorError, ListenAddress};
@@ -40,7 +40,8 @@ impl Donor {
         let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
         let lender = Lender::new(lender_config(&config)?, sample);
         let id = DonorId(u128::from_le_bytes(random_bytes()?));
-        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, config.site, lender));
+        let shared =
+            Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, config.site, config.weights, lender));
         let mut donor = Self { shared, listeners, threads: Vec::new() };
         // On a failure, dropping `donor` stops what was started.
         donor.start_threads()?;
@@ -96,7 +97,7 @@ impl Donor {
             free_to_lend_bytes: lender.free_to_lend_bytes(),
             draining: lender.is_draining(),
             sessions_lingering: lender.lingering_count() as u64,
-            sessions: sessions.map(|session| session_status(lender, session)).collect(),
+            sessions: sessions.map(|session| session_status(lender, session, &self.shared.shares)).collect(),
             recalls: lender.recalls(),
             counters: Counters {
                 connections_refused: self.shared.connections_refused.load(Ordering::Relaxed),
@@ -109,6 +110,26 @@ impl Donor {
     /// Changes the quota. What is lent beyond it is asked back.
     pub fn set_memory(&self, bytes: u64) {
         self.shared.feed(Input::Quota { bytes });
+    }
+
+    /// Changes what stays available for the machine's own programs. What is missing of it is asked back.
+    pub fn set_headroom(&self, bytes: u64) {
+        self.shared.feed(Input::Headroom { bytes });
+    }
+
+    /// Changes how much the volumes of one machine may hold. What they hold beyond it stays theirs.
+    pub fn set_machine_limit(&self, bytes: Option<u64>) {
+        self.shared.feed(Input::MachineLimit { bytes });
+    }
+
+    /// Changes what machines get of the bandwidth over TCP, in relation to each other.
+    pub fn set_weights(&self, weights: Weights) {
+        self.shared.shares.set_weights(weights);
+    }
+
+    /// A machine that is behind its share is waited for at least so long; for tests, see [`Shares::set_patience`].
+    pub fn set_share_patience(&self, patience: Duration) {
+        self.shared.shares.set_patience(patience);
     }
 
     /// Lends nothing any more, asks for everything back, and waits for it at most `timeout`. Slabs that are not back
@@ -205,7 +226,7 @@ fn lender_config(config: &DonorConfig) -> Result<LenderConfig, DonorError> {
     })
 }
 
-fn session_status(lender: &Lender, session: &Session) -> SessionStatus {
+fn session_status(lender: &Lender, session: &Session, shares: &Shares) -> SessionStatus {
     let slabs = lender.slabs_held(session.id);
     let by_rdma = session.regions().is_some_and(LentRegions::is_connected);
     let counted = (!session.shares_memory && !by_rdma).then_some(&session.traffic);
@@ -223,5 +244,6 @@ fn session_status(lender: &Lender, session: &Session) -> SessionStatus {
         lent_bytes: slabs as u64 * session.slab_size_bytes,
         read_bytes: counted.map(Traffic::read_bytes),
         written_bytes: counted.map(Traffic::written_bytes),
+        weight: counted.map(|_| shares.weight_of(session.address)),
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::message::Welcome;
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
+use spillway_fabric::tcp::{Shares, Weights};
 use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::proof::SessionName;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
@@ -33,6 +34,8 @@ pub(crate) struct DonorState {
     pub(crate) unix_path: Option<PathBuf>,
     pub(crate) connections: Connections,
     rates: Mutex<HandshakeRates>,
+    /// What each machine gets of the bandwidth over TCP.
+    pub(crate) shares: Shares,
     stopping: AtomicBool,
     pub(crate) connections_refused: AtomicU64,
     /// Log lines that strangers cause.
@@ -49,6 +52,7 @@ impl DonorState {
         host: [u8; 16],
         unix_path: Option<PathBuf>,
         site: Site,
+        weights: Weights,
         lender: Lender,
     ) -> Self {
         Self {
@@ -58,6 +62,7 @@ impl DonorState {
             unix_path,
             connections: Connections::default(),
             rates: Mutex::default(),
+            shares: Shares::new(weights),
             stopping: AtomicBool::new(false),
             connections_refused: AtomicU64::new(0),
             complaints: Mutex::default(),

@@ -99,7 +99,8 @@ fn serve_data(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'
         }
         shared.proved(place.source());
         // From here on the end of the session ends this connection; before, `ended` tells.
-        tcp::serve(stream, &*session, &session.traffic, &session.ended)
+        let share = shared.shares.join(place.source().address());
+        tcp::serve(stream, &*session, &session.traffic, share, &session.ended)
     });
     if let Err(error) = outcome {
         tracing::debug!("a data connection of {peer} ended: {error}");

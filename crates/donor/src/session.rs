@@ -6,6 +6,7 @@
 //! a time; it sends what others queue meanwhile.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
@@ -30,6 +31,8 @@ pub(crate) struct Session {
     pub(crate) borrower: BorrowerId,
     pub(crate) volume: String,
     pub(crate) peer: String,
+    /// Whose share of the bandwidth it takes part in.
+    pub(crate) address: IpAddr,
     pub(crate) slab_size_bytes: u64,
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,

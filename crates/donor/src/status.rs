@@ -54,6 +54,10 @@ pub struct SessionStatus {
     pub read_bytes: Option<u64>,
     /// Bytes of pages it has written; like `read_bytes`.
     pub written_bytes: Option<u64>,
+    /// What its machine gets of the bandwidth over TCP, in relation to others. `None` over shared memory and RDMA,
+    /// where the donor moves no page and can share nothing out.
+    #[serde(default)]
+    pub weight: Option<u32>,
 }
 
 /// What happened since the donor's start.

@@ -111,6 +111,7 @@ fn a_second_donor_at_the_same_socket_is_refused_and_leaves_the_first_alone() {
         unix_path: None,
         key: None,
         machine_limit_bytes: None,
+        weights: spillway_fabric::tcp::Weights::default(),
         site: spillway_fabric::site::Site::default(),
         slab_prepared_count: 0,
         slab_size_hint_bytes: SLAB_SIZE_BYTES,

@@ -84,6 +84,46 @@ pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
 /// less than the system call it saves; more would only be copied twice.
 pub const STAGING_BYTES: usize = 16 * 1024;
 
+/// How far a machine may be ahead of others that have work, in bytes for a weight of one: one of the longest reads of
+/// the pager. Less would have threads sleep between any two requests.
+pub const SHARE_LEAD_BYTES: u64 = 128 << 10;
+
+/// Largest weight of a machine. One of weight 64 among others of weight 1 may send 8 MiB before they go on, which takes
+/// 7 ms at 10 Gb/s.
+pub const SHARE_WEIGHT_MAX: u64 = 64;
+
+/// Machines that have weights of their own: as many as a donor has sessions.
+pub const WEIGHTS_MAX: usize = 256;
+
+/// Bytes of answers in one turn of a machine that has rivals: 20 us at 100 Gb/s, 60 us of copying.
+pub const SHARE_TURN_BYTES: usize = 256 << 10;
+
+/// Bytes that a donor has on their way to all machines together, while several move pages: twice what 10 Gb/s
+/// carries in a round trip of 0.2 ms. At 1 Gb/s a page waits 4 ms behind so much.
+pub const SHARE_IN_FLIGHT_BYTES: usize = 512 << 10;
+
+/// What a connection may have on its way in any case: one segment of the loopback's, the largest there is. At 1 Gb/s a
+/// page waits 0.5 ms behind it.
+pub const SHARE_IN_FLIGHT_BYTES_MIN: usize = 64 << 10;
+
+/// For so long after its last request a machine counts as one that moves pages: a program that faults ten times a
+/// second would notice.
+pub const SHARE_MEMORY: Duration = Duration::from_millis(100);
+
+/// The slowest link of a donor by which shares hold: 160 Mb/s. A machine that is behind is waited for as long as such
+/// a link takes.
+pub const SHARE_LINK_BYTES_PER_SECOND_MIN: u64 = 20_000_000;
+
+/// A machine that is behind is waited for at least so long: its thread has to be scheduled.
+pub const SHARE_PATIENCE_MIN: Duration = Duration::from_millis(5);
+
+/// And at most so long, whatever the weights.
+pub const SHARE_PATIENCE_MAX: Duration = Duration::from_millis(100);
+
+/// A machine that did not catch up is not waited for again until so many times as long have passed, so that at
+/// most a tenth of the donor's time is lost to it.
+pub const SHARE_EXCUSE_FACTOR: u32 = 10;
+
 /// A donor's thread that waits for requests looks so often whether it shall stop.
 pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -188,6 +228,9 @@ const _: () = {
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
     assert!(REQUEST_SIZE_BYTES_MAX.is_multiple_of(PAGE_SIZE_BYTES));
     assert!(DISCARD_STEP_BYTES.is_multiple_of(PAGE_SIZE_BYTES));
+    assert!(SHARE_IN_FLIGHT_BYTES_MIN < SHARE_IN_FLIGHT_BYTES && SHARE_IN_FLIGHT_BYTES < SOCKET_BUFFER_BYTES);
+    assert!(SHARE_PATIENCE_MIN.as_micros() < SHARE_PATIENCE_MAX.as_micros());
+    assert!(SHARE_PATIENCE_MAX.as_micros() <= STOP_CHECK_INTERVAL.as_micros());
     assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
     assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);

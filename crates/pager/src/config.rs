@@ -34,6 +34,8 @@ pub struct PagerConfig {
     pub redundancy: Redundancy,
     /// The backing file for `redundancy.disk`.
     pub backing: Option<PathBuf>,
+    /// Most bytes of pages a second, both directions together; `None`: no bound.
+    pub bandwidth_bytes_per_second: Option<u64>,
     /// How pages travel.
     pub transport: TransportChoice,
     /// Whether pages are sealed.
@@ -124,6 +126,7 @@ impl PagerConfig {
             check: self.check,
             backing: self.backing.clone(),
             fill_backing: false,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             donor_wait: self.donor_wait,
             wrapper: self.wrapper.clone(),
         }

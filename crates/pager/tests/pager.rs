@@ -61,6 +61,7 @@ impl World {
             unix_path: Some(socket.clone()),
             key: None,
             machine_limit_bytes: None,
+            weights: spillway_fabric::tcp::Weights::default(),
             site: spillway_fabric::site::Site::default(),
             slab_prepared_count: 1,
             slab_size_hint_bytes: 32 * MEBIBYTE,
@@ -69,6 +70,7 @@ impl World {
         let preload = directory.path().join("libspillway.so");
         std::fs::write(&preload, spillway_stub::LIBRARY).unwrap();
         let pager = Pager::start(PagerConfig {
+            bandwidth_bytes_per_second: None,
             name: "pager-test".to_owned(),
             donors: vec![format!("unix:{}", socket.display()).parse().unwrap()],
             key_file: None,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 use spillway_fabric::limits::{
-    CREDITS_RESERVED_FOR_DEMAND, HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, RESERVATION_TIME,
+    CREDITS_RESERVED_FOR_DEMAND, HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX,
+    RESERVATION_TIME,
     SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
@@ -203,6 +204,13 @@ pub const DISTRUSTED_AFTER_PAGES: u64 = 8;
 
 /// Most squares in the picture of a volume's slabs: 16 rows of 32, and 6 KiB of a report.
 pub const SLAB_SQUARES_MAX: usize = 512;
+
+/// Bytes of pages that a volume with a bound moves ahead of its rate: one request of the largest size.
+pub const BANDWIDTH_BURST_BYTES: u64 = REQUEST_SIZE_BYTES_MAX as u64;
+
+/// Least bound of a volume's traffic. 32 requests of the largest size, which an I/O thread has under way at most, take
+/// 4 s then: less than the kernel's front ends wait for an answer (NBD: 30 s).
+pub const BANDWIDTH_BYTES_PER_SECOND_MIN: u64 = 8 << 20;
 
 /// Largest volume: page numbers and slab numbers stay far from their types' ends.
 pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;

@@ -16,6 +16,7 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
+use crate::engine::bandwidth::Bandwidth;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
@@ -41,6 +42,7 @@ pub struct RunningVolume {
     volume: Arc<Volume>,
     manager: Manager,
     disk: Option<(DiskThread, Arc<DiskCounters>)>,
+    bandwidth: Option<Arc<Bandwidth>>,
 }
 
 impl RunningVolume {
@@ -73,6 +75,7 @@ impl RunningVolume {
             let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
             Ok(QueuePairSet::new(Arc::clone(&holder.mailbox), file))
         };
+        let bandwidth = config.bandwidth_bytes_per_second.map(|rate| Arc::new(Bandwidth::new(rate, Instant::now())));
         let mut engines = Vec::new();
         let mut io_holders = Vec::new();
         for pool in pools {
@@ -80,7 +83,8 @@ impl RunningVolume {
             // Not the mover's: its reads have many pages, take longer, and hold no fault up.
             let queue_pairs = make_queue_pairs(&holder).map_err(system())?.watched_by(&volume.latencies);
             let pool = Arc::clone(&holder.pool);
-            engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, queue_pairs, Instant::now()));
+            let engine = Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, queue_pairs, Instant::now());
+            engines.push(engine.bounded_by(bandwidth.clone()));
             io_holders.push(holder);
         }
         let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
@@ -110,7 +114,7 @@ impl RunningVolume {
             transport: config.transport,
             wrapper: config.wrapper.clone(),
         });
-        Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
+        Ok((engines, Self { volume, manager: manager.map_err(system())?, disk, bandwidth }))
     }
 
     /// Waits until every donor was reached or tried once, for the configured time, not counting what this host's RDMA
@@ -194,6 +198,7 @@ impl RunningVolume {
             ..donor.status(shared.decisions.donor(donor.slot).as_ref())
         };
         config.protection().name().clone_into(&mut status.protection);
+        status.bandwidth = self.bandwidth.as_ref().map(|bandwidth| bandwidth.status());
         status.pages_same_filled = self.volume.proofs.as_ref().map_or(0, PageProofs::same_filled);
         let donors = shared.donors.all();
         status.donors = donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();

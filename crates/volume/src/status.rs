@@ -49,6 +49,20 @@ pub struct DeviceStatus {
     pub disk: Option<DiskStatus>,
     /// Traffic since the start.
     pub traffic: TrafficStatus,
+    /// The bound of its page traffic; null for none.
+    #[serde(default)]
+    pub bandwidth: Option<BandwidthStatus>,
+}
+
+/// A bound of page traffic, and what it did since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BandwidthStatus {
+    /// The bound: bytes of pages a second, both directions together.
+    pub bytes_per_second: u64,
+    /// Requests that had to wait for it; prefetches that waited are not counted.
+    pub requests_held: u64,
+    /// How long these waited together, in microseconds.
+    pub held_us: u64,
 }
 
 /// The slabs in order, as squares of a picture: at most [`SLAB_SQUARES_MAX`](crate::limits::SLAB_SQUARES_MAX), each of

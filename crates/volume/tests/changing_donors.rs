@@ -46,6 +46,7 @@ fn start_donor(directory: &std::path::Path, number: usize) -> (Donor, [DonorAddr
         memory_bytes: 2 * SLABS * SLAB,
         headroom_bytes: 0,
         machine_limit_bytes: None,
+        weights: spillway_fabric::tcp::Weights::default(),
         site: spillway_fabric::site::Site::default(),
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         unix_path: Some(path.clone()),
@@ -89,6 +90,7 @@ impl World {
             transport,
             backing: redundancy.disk.then(|| directory.path().join("backing")),
             fill_backing: false,
+            bandwidth_bytes_per_second: None,
             donor_wait: PATIENCE,
             wrapper: QueuePairWrapper::default(),
         };

@@ -82,6 +82,7 @@ impl TestDonor {
             slab_prepared_count: count,
             slab_size_hint_bytes: SLAB,
             machine_limit_bytes: None,
+            weights: spillway_fabric::tcp::Weights::default(),
             site: spillway_fabric::site::Site::default(),
         });
         let made = || lent_memory().into_iter().filter(|(inode, _)| !before.contains_key(inode)).collect::<Vec<_>>();
@@ -206,6 +207,7 @@ impl World {
             check: CheckChoice::On,
             backing: redundancy.disk.then(|| directory.path().join("backing")),
             fill_backing: false,
+            bandwidth_bytes_per_second: None,
             donor_wait: PATIENCE,
             wrapper: QueuePairWrapper::default(),
         };

@@ -119,6 +119,7 @@ fn donor() -> Donor {
         unix_path: None,
         key: None,
         machine_limit_bytes: None,
+        weights: spillway_fabric::tcp::Weights::default(),
         site: Site::default(),
         slab_prepared_count: 1,
         slab_size_hint_bytes: SLAB,
@@ -153,6 +154,7 @@ fn start(donors: &[&Donor], transport: TransportChoice, replicas: u8, slot_bytes
         transport,
         backing: None,
         fill_backing: false,
+        bandwidth_bytes_per_second: None,
         donor_wait: WITHIN,
         wrapper: QueuePairWrapper::default(),
     };

@@ -179,6 +179,7 @@ impl PagedRun {
     fn config(&self, directory: &Path, preload: PathBuf, programs_fork: bool) -> Result<PagerConfig, HarnessError> {
         let donor = self.donor.parse().map_err(|_| HarnessError::Missing(format!("'{}' is no donor", self.donor)))?;
         Ok(PagerConfig {
+            bandwidth_bytes_per_second: None,
             name: format!("bench-{}", std::process::id()),
             donors: vec![donor],
             key_file: Some(self.key.clone()),

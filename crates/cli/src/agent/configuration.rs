@@ -3,6 +3,7 @@
 //! Later files, in the order of their names, override single settings of earlier ones. A setting that does not exist
 //! is a mistake, and is named: a typing error must not become a default.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,6 +22,7 @@ use spillway_volume::settings::transport::TransportChoice;
 use super::cluster::role::ClusterRole;
 use crate::arguments::{DonateArguments, OutputArguments, PrefetchChoice};
 use crate::limits;
+use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;
 use crate::size::Size;
 
@@ -108,15 +110,18 @@ pub(crate) struct MetricsRole {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DonorRole {
-    memory: Option<Size>,
-    headroom: Option<Size>,
+    pub(super) memory: Option<Size>,
+    pub(super) headroom: Option<Size>,
     #[serde(default)]
-    listen: Vec<String>,
-    key: Option<PathBuf>,
+    pub(super) listen: Vec<String>,
+    pub(super) key: Option<PathBuf>,
     #[serde(default = "default_slab_size")]
-    slab_size: Size,
+    pub(super) slab_size: Size,
     /// Most for all devices and runs of one machine.
-    machine_limit: Option<Size>,
+    pub(super) machine_limit: Option<Size>,
+    /// Machines' shares of the bandwidth, in relation to each other.
+    #[serde(default, deserialize_with = "weights")]
+    pub(super) weights: Vec<MachineWeight>,
 }
 
 /// `[borrower]` or `[borrower.NAME]`: the options of `spillway swap on`.
@@ -217,6 +222,13 @@ fn borrowers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BorrowerR
     table.into_iter().map(named).collect()
 }
 
+/// `{ MACHINE = N, ... }`.
+fn weights<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MachineWeight>, D::Error> {
+    let table = BTreeMap::<String, u32>::deserialize(deserializer)?;
+    let weight = |(machine, weight)| MachineWeight::new(machine, weight).map_err(serde::de::Error::custom);
+    table.into_iter().map(weight).collect()
+}
+
 fn first_line(error: &toml::de::Error) -> String {
     error.message().to_owned()
 }
@@ -238,12 +250,21 @@ impl DonorRole {
             key: self.key.clone(),
             slab_size: self.slab_size,
             machine_limit: self.machine_limit,
+            weights: self.weights.clone(),
             zone: site.zone.as_str().to_owned(),
             rack: site.rack.as_str().to_owned(),
             sandbox: SandboxChoice::Off,
             output: OutputArguments::default(),
             owned: false,
         }
+    }
+}
+
+impl DonorRole {
+    /// From here on by the sizes and weights of `other`.
+    pub(super) fn take_limits(&mut self, other: &Self) {
+        let Self { memory, headroom, machine_limit, weights, .. } = other.clone();
+        *self = Self { memory, headroom, machine_limit, weights, ..self.clone() };
     }
 }
 

@@ -1,16 +1,20 @@
 //! `spillway agent`: the long-running daemon, a donor, a borrower, or both, as its configuration says.
 //!
 //! - [`configuration`]: what the files may say. [`cluster`]: the other machines. [`web`]: its metrics and its page.
+//! - [`reload`] and [`carrying_out`]: what changes while it runs.
 
+mod carrying_out;
 pub(crate) mod cluster;
 pub(crate) mod configuration;
+mod reload;
 mod web;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
 
+use self::carrying_out::{Leaving, Working};
 use self::cluster::role::ClusterRole;
 use self::cluster::view::{ClusterView, MemberView};
 use self::cluster::{ClusterService, Figures};
@@ -24,7 +28,7 @@ use crate::cluster_donors::choice::Settling;
 use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
+use crate::interruption::{Interruption, ReloadRequest};
 use crate::registry::{Kind, Registry};
 use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, Question, StatusServer};
@@ -54,7 +58,8 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         }
         return output::text("the configuration is good\n");
     }
-    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let (interruption, reload) =
+        Interruption::watch_daemon().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     mend::mend_predecessor(&registry, Kind::Agent, "agent")?;
     let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
@@ -65,7 +70,8 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         Some(role) => Some(DonorService::start(&role.arguments(configuration.cluster.as_ref()), &entry)?),
         None => None,
     };
-    let work = || work(&configuration, &registry, &sockets, &interruption, donor.as_ref(), web.as_ref());
+    let signals = Signals { interruption, reload, configuration: &arguments.config };
+    let work = || work(configuration, &registry, &sockets, &signals, donor.as_ref(), web.as_ref());
     let brought_back = match &web {
         Some(web) => web.answered_during(&registry, donor.as_ref(), work),
         None => work(),
@@ -76,12 +82,20 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     brought_back
 }
 
+/// What the agent is told by signals.
+struct Signals<'a> {
+    interruption: Interruption,
+    reload: ReloadRequest,
+    /// What is read again.
+    configuration: &'a Path,
+}
+
 /// Everything that the agent does until it is told to end, and bringing its swap back.
 fn work(
-    configuration: &Configuration,
+    mut configuration: Configuration,
     registry: &Registry,
     sockets: &StatusServer,
-    interruption: &Interruption,
+    signals: &Signals<'_>,
     donor: Option<&DonorService>,
     web: Option<&Web>,
 ) -> Result<(), Failure> {
@@ -90,8 +104,12 @@ fn work(
         None => None,
     };
     let mut borrowers: Vec<_> = configuration.borrowers.iter().map(Borrower::new).collect();
-    while interruption.signal().is_none() {
-        borrowers.iter_mut().for_each(|borrower| borrower.turn(registry, cluster.as_ref()));
+    let mut leaving = Vec::new();
+    while signals.interruption.signal().is_none() {
+        let may_begin =
+            |borrower: &&mut Borrower| !leaving.iter().any(|leaving: &Leaving| leaving.is_of(borrower.name()));
+        let ready = borrowers.iter_mut().filter(may_begin);
+        ready.for_each(|borrower| borrower.turn(registry, cluster.as_ref()));
         if let Some(cluster) = &mut cluster {
             cluster.turn(registry, donor);
             cluster.lead_followers(registry);
@@ -100,9 +118,16 @@ fn work(
             }
         }
         sockets.serve(TURN, &mut |question| answer(question, donor, cluster.as_ref(), web));
+        let (configuration, borrowers, cluster) = (&mut configuration, &mut borrowers, cluster.as_ref());
+        let mut working = Working { configuration, borrowers, leaving: &mut leaving, donor, cluster };
+        working.tend_leaving();
+        if signals.reload.take() {
+            working.reload(signals.configuration);
+        }
     }
     // All of them, whatever becomes of the first.
-    let ends: Vec<_> = borrowers.iter().map(Borrower::end).collect();
+    let gone = leaving.into_iter().map(|leaving| leaving.end().1);
+    let ends: Vec<_> = borrowers.iter().map(Borrower::end).chain(gone).collect();
     if let Some(cluster) = cluster {
         cluster.service.end();
     }
@@ -193,16 +218,28 @@ fn used_bytes(registry: &Registry) -> u64 {
 }
 
 /// The swap device of this agent, tried again until it is on.
-struct Borrower<'a> {
-    role: &'a BorrowerRole,
+struct Borrower {
+    role: BorrowerRole,
     on: bool,
     next_try: Instant,
     settling: Settling,
 }
 
-impl<'a> Borrower<'a> {
-    fn new(role: &'a BorrowerRole) -> Self {
-        Self { role, on: false, next_try: Instant::now(), settling: Settling::default() }
+impl Borrower {
+    fn new(role: &BorrowerRole) -> Self {
+        Self { role: role.clone(), on: false, next_try: Instant::now(), settling: Settling::default() }
+    }
+
+    fn name(&self) -> &str {
+        &self.role.name
+    }
+
+    fn role(&self) -> &BorrowerRole {
+        &self.role
+    }
+
+    fn is_on(&self) -> bool {
+        self.on
     }
 
     fn turn(&mut self, registry: &Registry, cluster: Option<&Cluster>) {
@@ -231,7 +268,7 @@ impl<'a> Borrower<'a> {
     /// The command that starts the device, with donors of the cluster if the configuration names none. `None` while
     /// the cluster is still being heard of.
     fn arguments(&mut self, cluster: Option<&Cluster>) -> Result<Option<SwapOnArguments>, Failure> {
-        let mut arguments = swap_on(self.role);
+        let mut arguments = swap_on(&self.role);
         if self.role.donors.is_empty() {
             let cluster = cluster.ok_or_else(|| Failure::failed("there are no donors and no [cluster]"))?;
             let view = cluster.service.view();

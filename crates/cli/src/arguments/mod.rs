@@ -20,6 +20,7 @@ use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_pager::limits::FAULT_THREADS_MAX;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_volume::limits::BANDWIDTH_BYTES_PER_SECOND_MIN;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
@@ -29,6 +30,7 @@ use self::key::KeyCommand;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
+use crate::machine_weight::MachineWeight;
 use crate::run::recording::Recording;
 use crate::sandbox::SandboxChoice;
 use crate::size::{LocalBudget, Size, human};
@@ -220,6 +222,9 @@ pub(crate) struct RunArguments {
     /// Memory to borrow at most [default: what this machine can lend, or as much as it has with --donor]
     #[arg(long, value_name = "SIZE", value_parser = device_size)]
     pub(crate) lend: Option<Size>,
+    /// Page traffic at most, both directions together: bytes a second, such as 100M; at least 8M [default: no bound]
+    #[arg(long, value_name = "RATE", value_parser = bandwidth)]
+    pub(crate) bandwidth: Option<Size>,
     /// Donors to start on this machine when none is named
     #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
     pub(crate) own_donors: usize,
@@ -410,6 +415,9 @@ pub(crate) struct DonateArguments {
     /// Memory to lend at most to all devices and runs of one machine [default: as much as to all]
     #[arg(long, value_name = "SIZE")]
     pub(crate) machine_limit: Option<Size>,
+    /// A machine's share of the bandwidth over TCP, in relation to others; repeat it for more [default: 1 for each]
+    #[arg(long = "weight", value_name = "MACHINE=N")]
+    pub(crate) weights: Vec<MachineWeight>,
     /// The zone of this machine: further copies of a page go to other zones
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub(crate) zone: String,
@@ -534,6 +542,15 @@ fn device_size(text: &str) -> Result<Size, String> {
     }
     let (least, most) = (human(limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
     Err(format!("'{text}' cannot be the size of a device; write one from {least} to {most}, such as 2G"))
+}
+
+fn bandwidth(text: &str) -> Result<Size, String> {
+    let rate: Size = text.trim_end_matches("/s").parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    if rate.bytes >= BANDWIDTH_BYTES_PER_SECOND_MIN {
+        return Ok(rate);
+    }
+    let least = human(BANDWIDTH_BYTES_PER_SECOND_MIN);
+    Err(format!("'{text}' is too little for paging; write at least {least} a second, such as 100M"))
 }
 
 fn connections(text: &str) -> Result<usize, String> {

@@ -188,6 +188,7 @@ fn launched(
         frontend: storage.frontend.to_string(),
         listen: serving.listen.iter().map(ToString::to_string).collect(),
         insecure_listen: serving.insecure_listen,
+        bandwidth_bytes_per_second: None,
         connections: serving.connections,
         local_memory: arguments.local_memory,
         machine_swap: matches!(purpose, Purpose::Swap(_)),

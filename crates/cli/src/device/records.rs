@@ -56,6 +56,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) listen: Vec<String>,
     /// Also where other machines may connect.
     pub(crate) insecure_listen: bool,
+    /// Most bytes of pages a second, both directions together.
+    #[serde(default)]
+    pub(crate) bandwidth_bytes_per_second: Option<u64>,
     /// Clients at a time.
     pub(crate) connections: Option<usize>,
     /// Whether the whole machine swaps to it.

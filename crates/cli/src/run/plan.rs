@@ -50,6 +50,7 @@ pub(crate) struct Plan {
     keep_awake: KeepAwake,
     frontend: FrontEndChoice,
     fault_threads: Option<usize>,
+    bandwidth_bytes_per_second: Option<u64>,
     /// Of the pager.
     prefetch: PrefetchPolicy,
     /// Of the pager.
@@ -102,6 +103,7 @@ impl Plan {
             keep_awake: storage.keep_awake,
             frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
+            bandwidth_bytes_per_second: arguments.bandwidth.map(|rate| rate.bytes),
             prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
             eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
             recording: arguments.recording.as_ref().map(Recording::of_pager),
@@ -152,6 +154,7 @@ impl Plan {
             frontend: self.frontend.to_string(),
             listen: Vec::new(),
             insecure_listen: false,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             connections: None,
             local_memory: self.local_memory,
             machine_swap: false,
@@ -191,6 +194,7 @@ impl Plan {
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
             fault_threads: self.fault_threads,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             prefetch: self.prefetch,
             eager_eviction: self.eager_eviction,
             wrapper: QueuePairWrapper::default(),

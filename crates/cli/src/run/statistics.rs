@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::program::Ending;
 use super::watch::RunReport;
 use crate::arguments::RunArguments;
+use crate::bandwidth_report;
 use crate::failure::Failure;
 use crate::prefetch_report;
 use crate::size::human;
@@ -129,6 +130,7 @@ impl Statistics {
             self.traffic("read_latency/p99_us"),
             memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
         ) + &self.faults().unwrap_or_default()
+            + &self.bandwidth().unwrap_or_default()
             + &staying_report::describe(&self.paging.pager, "staying_peak")
                 .into_iter()
                 .map(|line| format!("spillway: {line}\n"))
@@ -136,6 +138,12 @@ impl Statistics {
             + &prefetch_report::describe(&self.paging.prefetch)
                 .map(|line| format!("spillway: {line}\n"))
                 .unwrap_or_default()
+    }
+
+    /// What the bound of its traffic did, if there was one.
+    fn bandwidth(&self) -> Option<String> {
+        let bound = self.paging.device.pointer("/device/bandwidth")?;
+        Some(format!("spillway: {}\n", bandwidth_report::describe(bound)?))
     }
 
     /// What the pager answered, if there was one.
@@ -216,6 +224,15 @@ mod tests {
         let text = statistics.summary();
         let line = "spillway: stayed local (most of each kind), beside the budget: 9 MiB of shared anonymous memory\n";
         assert!(text.ends_with(line), "{text}");
+    }
+
+    #[test]
+    fn the_summary_tells_what_a_bound_of_traffic_did() {
+        let bound = json!({"bytes_per_second": 10 << 20, "requests_held": 3, "held_us": 1_500_000});
+        let text = statistics(json!({"device": {"health": "ok", "bandwidth": bound}})).summary();
+        let line = "spillway: page traffic bounded to 10 MiB/s: 3 requests waited for that, 1.50 s together\n";
+        assert!(text.contains(line), "{text}");
+        assert!(!statistics(json!({"device": {"health": "ok", "bandwidth": null}})).summary().contains("bounded"));
     }
 
     #[test]

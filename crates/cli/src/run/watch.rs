@@ -11,13 +11,14 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_volume::running::RunningVolume;
 
 use super::program::Program;
+use super::take_down::device_name;
 use super::via::Choice;
 use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::donor_change::{self, KeptOut};
 use crate::interruption::Interruption;
-use crate::limits::{self, THRASH_BYTES_MIN, THRASH_TIMES};
+use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::machine::memory::Memory;
 use crate::registry::Entry;
 use crate::size::human;
@@ -68,6 +69,12 @@ pub(crate) trait Governed: Sync {
 pub(crate) struct RunReport {
     /// How memory reaches the program, and why so.
     pub(crate) via: Option<Choice>,
+    /// The program: what the memory that this run borrows is for.
+    pub(crate) program: String,
+    /// The name by which donors know its memory.
+    pub(crate) volume: String,
+    /// Most that it borrows, if the user said so.
+    pub(crate) lend_bytes_max: Option<u64>,
     /// The budget as the user wrote it.
     pub(crate) local: String,
     /// The limit in force; `None` for no limit.
@@ -86,6 +93,9 @@ pub(crate) struct RunReport {
     pub(crate) local_bytes_max: u64,
     /// The most that was paged out.
     pub(crate) swapped_bytes_max: u64,
+    /// Whether the user was told that all that may be borrowed is.
+    #[serde(skip)]
+    pub(crate) is_told_of_lend: bool,
     /// Whether the user was told that files' pages do not fit.
     #[serde(skip)]
     pub(crate) is_told_of_files: bool,
@@ -116,6 +126,21 @@ impl RunReport {
         ))
     }
 
+    /// What to tell the user, once, when the program has at donors what it may have there.
+    fn reached_lend(&mut self) -> Option<String> {
+        let most_bytes = self.lend_bytes_max?;
+        let spare_bytes = (most_bytes / LEND_SPARE_DIVISOR).max(PAGE_SIZE_BYTES as u64);
+        if self.is_told_of_lend || self.usage.swapped_bytes + spare_bytes < most_bytes {
+            return None;
+        }
+        self.is_told_of_lend = true;
+        Some(format!(
+            "all of --lend {} is in use: what the program needs beyond it stays in local memory, also beyond --local; give a larger --lend, \
+             or less to the program",
+            human(most_bytes),
+        ))
+    }
+
     fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
         self.usage = usage;
         self.limit_bytes = limit_bytes;
@@ -141,7 +166,14 @@ pub(crate) fn watch(
     // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly
     // always; a user who may not raise its priority keeps the ordinary one.
     let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
-    let first = RunReport { via: Some(choice), local: arguments.local.to_string(), ..RunReport::default() };
+    let first = RunReport {
+        via: Some(choice),
+        program: arguments.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        volume: entry_volume(entry),
+        lend_bytes_max: arguments.lend.map(|size| size.bytes),
+        local: arguments.local.to_string(),
+        ..RunReport::default()
+    };
     let report = Mutex::new(first);
     let ended = AtomicBool::new(false);
     let server = StatusServer::bind(&entry.status_socket());
@@ -159,6 +191,11 @@ pub(crate) fn watch(
         ended.store(true, Ordering::SeqCst);
     });
     report.into_inner().expect("no holder panics")
+}
+
+/// The name of the volume of the run that has this entry.
+fn entry_volume(entry: &Entry) -> String {
+    entry.path().file_name().map(|name| device_name(&name.to_string_lossy())).unwrap_or_default()
 }
 
 /// Processes that the program left behind and that cannot live without this one go on like it, until a signal ends
@@ -194,6 +231,9 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
     let mut report = report.lock().expect("no holder panics");
     report.take(usage, budget.limit_bytes());
     report.relief_bytes_max = report.relief_bytes_max.max(budget.relief_bytes());
+    if let Some(told) = report.reached_lend() {
+        eprintln!("spillway: {told}");
+    }
     if let Some(told) = report.thrash_of_files() {
         eprintln!("spillway: {told}");
     }
@@ -241,6 +281,20 @@ mod tests {
         report.take(GroupUsage::default(), Some(20));
         assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
         assert_eq!((report.footprint_bytes, report.limit_bytes, report.limit_bytes_max), (0, Some(20), Some(100)));
+    }
+
+    #[test]
+    fn a_bound_that_is_reached_is_told_once() {
+        let mut report = RunReport { lend_bytes_max: Some(64 << 20), ..RunReport::default() };
+        let lent = |bytes| GroupUsage { swapped_bytes: bytes, ..GroupUsage::default() };
+        report.take(lent(60 << 20), None);
+        assert_eq!(report.reached_lend(), None);
+        report.take(lent(64 << 20), None);
+        let told = report.reached_lend().unwrap();
+        assert!(told.contains("--lend 64 MiB") && told.contains("stays in local memory"), "{told}");
+        assert_eq!(report.reached_lend(), None, "once");
+        let mut unbounded = RunReport { lend_bytes_max: None, is_told_of_lend: false, ..report };
+        assert_eq!(unbounded.reached_lend(), None);
     }
 
     #[test]

@@ -4,11 +4,13 @@
 //! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`], [`stress`]: exact output at
 //!   50 and 25 %.
 //! - [`traces`]: page faults, recorded and replayed.
+//! - [`bounds`]: how much one run borrows, and how fast its pages move.
 //! - [`shares`]: that the programs had so much and no more.
 //! - [`clusters`]: donors that a run finds by itself.
 //! - [`manners`]: exit status, signals and terminal; [`left_behind`]: what a killed program leaves.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full.
 
+pub(crate) mod bounds;
 pub(crate) mod chaos;
 pub(crate) mod clusters;
 pub(crate) mod cut_off;

@@ -142,7 +142,7 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
         "[donor]\nmemory = \"96M\"\nheadroom = \"16M\"\nlisten = [\"{address}\"]\nkey = \"none\"\nslab_size = \"4M\"\n\
          [borrower]\nsize = \"64M\"\ndonors = [\"{address}\"]\nredundancy = \"none\"\nkey = \"none\"\nslab_size = \"4M\"\n"
     );
-    fs::write(&configuration, text).unwrap();
+    fs::write(&configuration, &text).unwrap();
     let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
     agent.wait_until("the agent's swap device", || used_bytes(&stage));
     // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it
@@ -157,6 +157,15 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
         let agents = stage.items("agent");
         (agents.first()?["report"]["donor"]["sessions"].as_array()?.len() == 1).then_some(())
     });
+    // Taken out of the configuration it is brought back, and put in again it is on again.
+    let without = text.split("[borrower]").next().unwrap();
+    for (text, devices) in [(without, 0), (text.as_str(), 1)] {
+        fs::write(&configuration, text).unwrap();
+        agent.signal("HUP");
+        let is_there =
+            || (stage.items("device").len() == devices && used_bytes(&stage).is_some() == (devices == 1)).then_some(());
+        agent.wait_until("the reloaded configuration to be followed", is_there);
+    }
     agent.signal("TERM");
     agent.end().done("the agent");
     stage.assert_clean();

@@ -65,6 +65,11 @@ impl Capacity {
         self.quota_bytes = quota_bytes;
     }
 
+    /// Changes the headroom.
+    pub fn set_headroom(&mut self, headroom_bytes: u64) {
+        self.headroom_bytes = headroom_bytes;
+    }
+
     /// The user's limit.
     pub fn quota_bytes(&self) -> u64 {
         self.quota_bytes

@@ -109,6 +109,16 @@ pub enum Input {
         /// At most.
         bytes: u64,
     },
+    /// The machine's own programs keep so much from now on.
+    Headroom {
+        /// At least.
+        bytes: u64,
+    },
+    /// The volumes of one machine together get so much from now on.
+    MachineLimit {
+        /// At most; `None`: as much as all.
+        bytes: Option<u64>,
+    },
     /// Nothing is to be lent any more, and everything is to come back.
     Drain,
     /// Lend again. What was asked back for the drain may stay.
@@ -331,6 +341,8 @@ impl Lender {
             Input::Made { slab } => self.made(slab),
             Input::MakeFailed { slab, reason } => self.make_failed(slab, &reason),
             Input::Quota { bytes } => self.capacity.set_quota(bytes),
+            Input::Headroom { bytes } => self.capacity.set_headroom(bytes),
+            Input::MachineLimit { bytes } => self.machine_limit_bytes = bytes,
             Input::Drain => self.is_draining = true,
             Input::Undrain => self.undrain(),
             Input::Tick => {}

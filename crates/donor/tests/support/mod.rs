@@ -47,6 +47,7 @@ impl TestDonor {
             unix_path: Some(directory.path().join("donor.sock")),
             key: key.map(Into::into),
             machine_limit_bytes: None,
+            weights: spillway_fabric::tcp::Weights::default(),
             site: spillway_fabric::site::Site::default(),
             slab_prepared_count: 2,
             slab_size_hint_bytes: SLAB_SIZE_BYTES,

@@ -130,14 +130,19 @@ pub(super) fn tune(stream: BorrowedFd<'_>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(stream, false)?;
     // Not a TCP socket: nothing delays there.
     let _ = sockopt::set_tcp_nodelay(stream, true);
+    bound_in_flight(stream, SOCKET_BUFFER_BYTES);
     // Best effort: without the privilege, the system's own limit holds, and the connection is only slower.
-    if sockopt::set_socket_send_buffer_size_force(stream, SOCKET_BUFFER_BYTES).is_err() {
-        let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER_BYTES);
-    }
     if sockopt::set_socket_recv_buffer_size_force(stream, SOCKET_BUFFER_BYTES).is_err() {
         let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER_BYTES);
     }
     Ok(())
+}
+
+/// Lets the kernel keep about `bytes` that were sent and not acknowledged. Best effort, as for what is received.
+pub(super) fn bound_in_flight(stream: BorrowedFd<'_>, bytes: usize) {
+    if sockopt::set_socket_send_buffer_size_force(stream, bytes).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(stream, bytes);
+    }
 }
 
 /// Waits until `stream` is ready for `flags`, or `timeout` passed. Whether it is ready.

@@ -7,17 +7,23 @@
 //! - `queue_pair`: the borrower's end.
 //! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in
 //!   batches); `traffic` counts what they moved.
+//! - `shares`: what each machine gets of a donor's bandwidth, by its `weights`; `fair_queue` decides.
 
+mod fair_queue;
 mod handshake;
 mod intake;
 mod queue_pair;
 mod replies;
 mod serve;
+mod shares;
 mod slab_directory;
 mod traffic;
+mod weights;
 
 pub use self::handshake::{Greeting, introduce};
 pub use self::queue_pair::TcpQueuePair;
 pub use self::serve::serve;
+pub use self::shares::{Share, Shares};
 pub use self::slab_directory::SlabDirectory;
 pub use self::traffic::Traffic;
+pub use self::weights::{WeightError, Weights};

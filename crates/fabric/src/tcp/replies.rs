@@ -56,6 +56,22 @@ impl Reply {
     }
 }
 
+/// How sending ended, and how many bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flushed {
+    pub(super) end: FlushEnd,
+    pub(super) bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FlushEnd {
+    AllSent,
+    /// More waits for the socket.
+    SocketFull,
+    /// More waits for the next turn.
+    TurnOver,
+}
+
 /// The answers not yet sent, at most [`QUEUE_DEPTH_MAX`].
 #[derive(Debug)]
 pub(super) struct Replies<'a> {
@@ -99,23 +115,52 @@ impl<'a> Replies<'a> {
         self.waiting.push_back(reply);
     }
 
-    /// Sends as much as the socket takes. Whether everything went.
-    pub(super) fn flush(&mut self, socket: BorrowedFd<'_>, slabs: &dyn SlabDirectory) -> io::Result<bool> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Sends as much as the socket takes, and no more once that comes to `bytes_max`.
+    pub(super) fn flush(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        slabs: &dyn SlabDirectory,
+        bytes_max: usize,
+    ) -> io::Result<Flushed> {
+        let mut bytes = 0;
         while !self.waiting.is_empty() {
-            match self.send_run(socket, slabs) {
-                Ok(count) => self.note_sent(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            if bytes >= bytes_max {
+                return Ok(Flushed { end: FlushEnd::TurnOver, bytes });
+            }
+            match self.send_run(socket, slabs, bytes_max - bytes) {
+                Ok(count) => {
+                    self.note_sent(count);
+                    bytes += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Flushed { end: FlushEnd::SocketFull, bytes });
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        Ok(Flushed { end: FlushEnd::AllSent, bytes })
     }
 
-    /// One system call for the first answers, up to the second slab among them.
-    fn send_run(&mut self, socket: BorrowedFd<'_>, slabs: &dyn SlabDirectory) -> io::Result<usize> {
+    /// How many answers one system call sends: up to the second slab among them, and to `bytes_max`.
+    fn run_length(&self, slab: Option<SlabHandle>, bytes_max: usize) -> usize {
+        let mut bytes = 0_usize;
+        let fits = move |reply: &&Reply| {
+            let fits = bytes < bytes_max;
+            bytes += reply.total_bytes();
+            fits && (reply.slab().is_none() || reply.slab() == slab)
+        };
+        self.waiting.iter().take_while(fits).count()
+    }
+
+    /// One system call for the first answers.
+    fn send_run(&mut self, socket: BorrowedFd<'_>, slabs: &dyn SlabDirectory, bytes_max: usize) -> io::Result<usize> {
         let slab = self.waiting.iter().find_map(Reply::slab);
-        let run = self.waiting.iter().take_while(|reply| reply.slab().is_none() || reply.slab() == slab).count();
+        let run = self.run_length(slab, bytes_max);
         let Some(slab) = slab else { return self.send_with(run, None, socket) };
         let mut sent = None;
         slabs.with_slab(slab, &mut |memory| sent = Some(self.send_with(run, Some(memory), socket)));
@@ -224,6 +269,10 @@ mod tests {
         RequestHeader { operation: Operation::Read, sequence, remote, length_bytes: pages * PAGE_SIZE_BYTES as u32 }
     }
 
+    fn flush(replies: &mut Replies<'_>, donor: &UnixStream, slabs: &TwoSlabs) -> FlushEnd {
+        replies.flush(donor.as_fd(), slabs, usize::MAX).unwrap().end
+    }
+
     /// The next answer on `stream`, and the byte that its payload is full of.
     fn receive(stream: &mut UnixStream) -> (ResponseHeader, Option<u8>) {
         let mut header = [0; RESPONSE_HEADER_BYTES];
@@ -245,7 +294,7 @@ mod tests {
         replies.push_read(&read(2, 1, 2));
         replies.push_read(&read(3, 7, 1));
         replies.push_read(&read(4, 0, 1));
-        assert!(replies.flush(donor.as_fd(), &slabs).unwrap());
+        assert_eq!(flush(&mut replies, &donor, &slabs), FlushEnd::AllSent);
         let answers: Vec<_> = (0..5).map(|_| receive(&mut borrower)).collect();
         assert!(answers.iter().zip(0..).all(|((header, _), sequence)| header.sequence == sequence));
         let bytes: Vec<_> = answers.iter().map(|(header, byte)| (header.status, *byte)).collect();
@@ -257,15 +306,29 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_ends_with_the_answer_that_fills_it() {
+        let (slabs, traffic) = (TwoSlabs::new(), Traffic::default());
+        let mut replies = Replies::new(&traffic).unwrap();
+        let (donor, mut borrower) = UnixStream::pair().unwrap();
+        (0..5).for_each(|sequence| replies.push_read(&read(sequence, 0, 2)));
+        let answer_bytes = 2 * PAGE_SIZE_BYTES + RESPONSE_HEADER_BYTES;
+        let mut turn = |bytes_max| replies.flush(donor.as_fd(), &slabs, bytes_max).unwrap();
+        assert_eq!(turn(1), Flushed { end: FlushEnd::TurnOver, bytes: answer_bytes });
+        assert_eq!(turn(answer_bytes + 1), Flushed { end: FlushEnd::TurnOver, bytes: 2 * answer_bytes });
+        assert_eq!(turn(2 * answer_bytes), Flushed { end: FlushEnd::AllSent, bytes: 2 * answer_bytes });
+        assert!((0..5).all(|sequence| receive(&mut borrower).0.sequence == sequence));
+    }
+
+    #[test]
     fn a_full_socket_cuts_an_answer_anywhere_and_it_goes_on_there() {
         let (slabs, traffic) = (TwoSlabs::new(), Traffic::default());
         let mut replies = Replies::new(&traffic).unwrap();
         let (donor, mut borrower) = UnixStream::pair().unwrap();
         let count = 40;
         (0..count).for_each(|sequence| replies.push_read(&read(sequence, sequence % 2, 64)));
-        assert!(!replies.flush(donor.as_fd(), &slabs).unwrap(), "more than a socket takes");
+        assert_eq!(flush(&mut replies, &donor, &slabs), FlushEnd::SocketFull, "more than a socket takes");
         let reader = std::thread::spawn(move || (0..count).map(|_| receive(&mut borrower)).collect::<Vec<_>>());
-        while !replies.flush(donor.as_fd(), &slabs).unwrap() {
+        while flush(&mut replies, &donor, &slabs) != FlushEnd::AllSent {
             std::thread::yield_now();
         }
         for ((header, byte), sequence) in reader.join().unwrap().into_iter().zip(0..) {
@@ -280,14 +343,15 @@ mod tests {
         let mut replies = Replies::new(&traffic).unwrap();
         replies.push_read(&read(0, 1, 1));
         slabs.second_is_lent.store(false, Ordering::Relaxed);
-        assert!(replies.flush(donor.as_fd(), &slabs).unwrap());
+        assert_eq!(flush(&mut replies, &donor, &slabs), FlushEnd::AllSent);
         assert_eq!(receive(&mut borrower).0.status, Status::NotLent);
         slabs.second_is_lent.store(true, Ordering::Relaxed);
         // The first of these is cut off inside, since no process receives.
         (1..9).for_each(|sequence| replies.push_read(&read(sequence, 1, 256)));
-        assert!(!replies.flush(donor.as_fd(), &slabs).unwrap());
+        assert_eq!(flush(&mut replies, &donor, &slabs), FlushEnd::SocketFull);
         assert!(replies.sent_bytes > 0);
         slabs.second_is_lent.store(false, Ordering::Relaxed);
-        assert!(replies.flush(donor.as_fd(), &slabs).is_err(), "the rest of it cannot be made up");
+        let result = replies.flush(donor.as_fd(), &slabs, usize::MAX);
+        assert!(result.is_err(), "the rest of it cannot be made up");
     }
 }

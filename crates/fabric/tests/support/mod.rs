@@ -7,7 +7,7 @@ pub mod rdma;
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::rdma::LentRegions;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-use spillway_fabric::tcp::{self, Greeting, SlabDirectory, TcpQueuePair, Traffic};
+use spillway_fabric::tcp::{self, Greeting, Shares, SlabDirectory, TcpQueuePair, Traffic, Weights};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::foreign::PREFACE_BYTES;
@@ -105,7 +105,8 @@ impl Serving {
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&traffic));
         let thread = std::thread::spawn(move || {
             admit(&stream)?;
-            tcp::serve(stream, &*slabs, &counted, &stopped)
+            let shares = Shares::new(Weights::default());
+            tcp::serve(stream, &*slabs, &counted, shares.join(Ipv4Addr::LOCALHOST.into()), &stopped)
         });
         Self { stop, traffic, thread: Some(thread) }
     }

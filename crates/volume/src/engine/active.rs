@@ -10,6 +10,7 @@ use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabIndex};
 
+use super::bandwidth::Toll;
 use super::proving::Proving;
 use super::queue_pairs::QueuePairSet;
 use super::segment::Segment;
@@ -62,6 +63,8 @@ pub(super) struct Active {
     /// Counts the requests of its engine.
     pub(super) number: u64,
     pub(super) arrived: Instant,
+    /// Whether the volume's bandwidth lets it begin.
+    pub(super) toll: Toll,
     pub(super) stage: Stage,
     pub(super) segment: Segment,
     pub(super) segment_since: Instant,
@@ -114,6 +117,7 @@ impl Active {
             request,
             number: 0,
             arrived: now,
+            toll: Toll::Paid,
             stage: Stage::Free,
             segment: Segment { slab: SlabIndex(0), first: PageIndex(0), count: 0, buffer_offset_bytes: 0 },
             segment_since: now,

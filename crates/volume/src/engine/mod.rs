@@ -10,9 +10,10 @@
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
 //! - `sealing`: the bytes that are sent for a page; `verify`: whether what came back is it; `proving`: what both need.
-//! - [`queue_pairs`]: this thread's queue pairs.
+//! - [`queue_pairs`]: this thread's queue pairs. [`bandwidth`]: how many bytes go over all of the volume's.
 
 mod active;
+pub mod bandwidth;
 mod discard;
 mod in_place;
 mod proving;
@@ -37,6 +38,7 @@ use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use self::active::{Active, Context, Stage, Step};
+use self::bandwidth::{Bandwidth, Toll};
 use self::proving::Proving;
 use self::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::protection::PageProof;
@@ -54,6 +56,8 @@ pub struct Engine {
     queue_pairs: QueuePairSet,
     /// Unless pages are plain.
     proving: Option<Proving>,
+    /// Unless its traffic has no bound.
+    bandwidth: Option<Arc<Bandwidth>>,
     requests: Box<[Active]>,
     /// Requests that are not answered yet.
     under_way: usize,
@@ -74,7 +78,44 @@ impl Engine {
     ) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
         let proving = volume.proofs.as_ref().map(|proofs| Proving::new(proofs.new_writer(), &pool));
-        Self { volume, metrics, pool, queue_pairs, proving, requests, under_way: 0, not_awaited: 0, submitted: 0 }
+        let (under_way, not_awaited, submitted, bandwidth) = (0, 0, 0, None);
+        Self { volume, metrics, pool, queue_pairs, proving, bandwidth, requests, under_way, not_awaited, submitted }
+    }
+
+    /// The same, whose traffic `bandwidth` bounds together with that of other engines.
+    pub fn bounded_by(mut self, bandwidth: Option<Arc<Bandwidth>>) -> Self {
+        self.bandwidth = bandwidth;
+        self
+    }
+
+    /// What the request in `slot` owes from here on, if `bandwidth` bounds it.
+    fn charge(&mut self, slot: usize, now: Instant) {
+        let (Some(bandwidth), active) = (&self.bandwidth, &mut self.requests[slot]) else { return };
+        let moves = matches!(active.request.operation, BlockOperation::Read | BlockOperation::Write);
+        active.toll = match active.request.priority {
+            _ if !moves => Toll::Paid,
+            Priority::Demand => bandwidth.reserve(active.request.length_bytes, now),
+            _ => Toll::Open,
+        };
+        if let Toll::Due(at) = active.toll {
+            // What it waits for here counts for no deadline of donors.
+            active.arrived = at;
+        }
+    }
+
+    /// Whether the request in `slot` may begin.
+    fn may_begin(&mut self, slot: usize, now: Instant) -> bool {
+        let active = &mut self.requests[slot];
+        let is_free = match (active.toll, &self.bandwidth) {
+            (Toll::Paid, _) | (_, None) => return true,
+            (Toll::Due(at), _) => at <= now,
+            (Toll::Open, Some(bandwidth)) => bandwidth.take(active.request.length_bytes, now),
+        };
+        if is_free {
+            active.toll = Toll::Paid;
+            active.arrived = active.arrived.max(now);
+        }
+        is_free
     }
 
     fn is_valid(&self, request: &BlockRequest) -> bool {
@@ -92,6 +133,7 @@ impl Engine {
 impl BlockService for Engine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
         self.requests[request.slot].accept(request, self.submitted, self.volume.geometry, now);
+        self.charge(request.slot, now);
         self.submitted += 1;
         self.under_way += 1;
         self.not_awaited += usize::from(request.priority != Priority::Demand);
@@ -102,10 +144,14 @@ impl BlockService for Engine {
         assert!(active.stage != Stage::Free, "a request that is promoted was submitted and has not ended");
         self.not_awaited -= usize::from(active.turn().is_some());
         active.request.priority = Priority::Demand;
+        if active.toll == Toll::Open {
+            self.charge(slot, Instant::now());
+        }
     }
 
     fn read_in_place(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
-        self.use_mapped(offset_bytes, length_bytes, use_memory)
+        // With a bound they are requests, which wait their turn.
+        self.bandwidth.is_none() && self.use_mapped(offset_bytes, length_bytes, use_memory)
     }
 
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
@@ -147,6 +193,9 @@ impl BlockService for Engine {
 impl Engine {
     /// Moves one request, and says what it waits for.
     fn look_at(&mut self, slot: usize, now: Instant, completed: Completed<'_>) -> Waiting {
+        if !self.may_begin(slot, now) {
+            return Waiting::Retry;
+        }
         let Some(result) = self.step(slot, now) else { return wait_of(&self.requests[slot]) };
         self.finish(slot, result, now);
         completed(slot, result);

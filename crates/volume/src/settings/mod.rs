@@ -82,6 +82,8 @@ pub struct VolumeConfig {
     /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine,
     /// which may have no memory for the file system's journal when it writes pages out.
     pub fill_backing: bool,
+    /// Most bytes of pages a second, both directions together; `None`: no bound.
+    pub bandwidth_bytes_per_second: Option<u64>,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
     /// What is put around queue pairs to donors: nothing, but in measurements.

@@ -32,6 +32,7 @@ fn config() -> VolumeConfig {
         check: CheckChoice::On,
         mapping: MappingPolicy::OnDemand,
         fill_backing: false,
+        bandwidth_bytes_per_second: None,
         donor_wait: Duration::ZERO,
         wrapper: QueuePairWrapper::default(),
     }

@@ -77,6 +77,8 @@ struct State {
 
 struct Shared {
     role: ClusterRole,
+    /// Those of now.
+    seeds: Mutex<Vec<String>>,
     socket: UdpSocket,
     /// None: datagrams are not sealed.
     key: Option<KeySource>,
@@ -123,8 +125,9 @@ impl ClusterService {
         let known = settings.key.clone();
         let membership = Membership::new(Instant::now(), settings);
         let state = Mutex::new(State { membership, key: known, identity, wake: None });
-        let role = role.clone();
-        let shared = Arc::new(Shared { role, socket, key, key_file, is_over: AtomicBool::new(false), state, profile });
+        let (role, named) = (role.clone(), Mutex::new(role.seeds.clone()));
+        let is_over = AtomicBool::new(false);
+        let shared = Arc::new(Shared { role, seeds: named, socket, key, key_file, is_over, state, profile });
         shared.give(Input::Join(seeds));
         let threads = vec![
             spawn("cluster", &shared, Shared::receive)?,
@@ -138,6 +141,12 @@ impl ClusterService {
         let Figures { quota_bytes, lent_bytes, used_bytes, is_draining } = figures;
         let profile = Profile { quota_bytes, lent_bytes, used_bytes, is_draining, ..self.shared.profile.clone() };
         self.shared.give(Input::Profile(profile));
+    }
+
+    /// From here on these are the seeds. They are looked up at once, by a thread of its own: a resolver may hang.
+    pub(crate) fn set_seeds(&self, seeds: Vec<String>) -> Result<(), Failure> {
+        *self.shared.seeds() = seeds;
+        spawn("cluster-seeds", &self.shared, Shared::take_new_seeds).map(drop)
     }
 
     /// What is known of the cluster.
@@ -262,6 +271,10 @@ impl Shared {
         }
     }
 
+    fn seeds(&self) -> MutexGuard<'_, Vec<String>> {
+        self.seeds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
@@ -304,13 +317,37 @@ impl Shared {
             if self.is_over() {
                 return;
             }
-            let (found, errors) = addresses::look_up(&self.role.seeds);
-            if errors.is_empty() {
-                self.give(Input::Join(found));
-            } else if !has_failed {
+            let errors = self.look_up_once();
+            if !errors.is_empty() && !has_failed {
                 tracing::warn!("seeds cannot be looked up, so those known before stay: {}", errors.join("; "));
             }
             has_failed = !errors.is_empty();
         }
+    }
+
+    /// Tries until all can be looked up, or there are other ones.
+    fn take_new_seeds(&self) {
+        let seeds = self.seeds().clone();
+        loop {
+            let errors = self.look_up_once();
+            if errors.is_empty() {
+                return;
+            }
+            tracing::warn!("seeds cannot be looked up, so those known before stay: {}", errors.join("; "));
+            std::thread::park_timeout(LOOK_UP_RETRY);
+            if self.is_over() || *self.seeds() != seeds {
+                return;
+            }
+        }
+    }
+
+    /// The seeds are taken if all of them can be looked up; what went wrong.
+    fn look_up_once(&self) -> Vec<String> {
+        let seeds = self.seeds().clone();
+        let (found, errors) = addresses::look_up(&seeds);
+        if errors.is_empty() {
+            self.give(Input::Join(found));
+        }
+        errors
     }
 }
