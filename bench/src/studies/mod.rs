@@ -24,6 +24,7 @@
 //! | [`cluster_eviction`] | how often batch eviction spares busy slabs, against Infiniswap's formula |
 //! | [`cluster_membership`] | what it costs that machines know each other, by the size of a simulated cluster |
 //! | [`cluster_slab_size`] | slabs of 1 MiB to 1 GiB in a simulated cluster |
+//! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -41,6 +42,7 @@ pub mod device;
 pub mod eager_eviction;
 pub mod guest;
 pub mod hpbd;
+pub mod isolation;
 pub mod job;
 pub mod kind;
 pub mod loopback;
@@ -115,7 +117,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 26] = [
+pub const ALL: [&dyn Study; 27] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -133,6 +135,7 @@ pub const ALL: [&dyn Study; 26] = [
     &cluster_eviction::ClusterEvictionStudy,
     &cluster_membership::ClusterMembershipStudy,
     &cluster_slab_size::ClusterSlabSizeStudy,
+    &isolation::IsolationStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,
