@@ -51,6 +51,8 @@ pub struct AddressSpace {
     pub is_listened_to: AtomicBool,
     /// Pages that could not be read when no thread waited for them.
     pub unread: AtomicU64,
+    /// It is no program's but a shared object ([`crate::shared_memory`]).
+    pub is_object: bool,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
     pub kept_pages: Mutex<Vec<VirtualPage>>,
 }
@@ -127,8 +129,14 @@ impl AddressSpace {
             holds: AtomicU32::new(0),
             is_listened_to: AtomicBool::new(false),
             unread: AtomicU64::new(0),
+            is_object: false,
             kept_pages: Mutex::new(Vec::new()),
         }
+    }
+
+    /// A shared object with `page_table`, whose addresses are offsets.
+    pub fn of_object(page_table: PageTable, memory: Box<dyn ProgramMemory>) -> Self {
+        Self { is_object: true, ..Self::new(page_table, memory, None) }
     }
 
     /// The table, for this moment; fault threads let a thread that asks for it this way go first.

@@ -63,6 +63,9 @@ pub struct PagerConfig {
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and
     /// wait until all of their pages are back ([`spillway_sys::call_notices`]).
     pub programs_fork: bool,
+    /// Whether pages of `MAP_SHARED | MAP_ANONYMOUS` leave ([`crate::shared_memory`]). Only where the kernel tells of
+    /// forks, and with a filter that asks ([`spillway_sys::call_filter::Asked::shared_memory`]).
+    pub shared_memory: bool,
     /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,
     /// Which pages come along with those that programs wait for.

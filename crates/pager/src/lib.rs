@@ -18,7 +18,8 @@
 //! - [`fork`]: forks that the kernel does not tell of.
 //! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one
 //!   program's memory.
-//! - [`shared_objects`]: when pages of shared memory could leave; nothing calls it yet.
+//! - [`shared_memory`]: objects that several programs map, whose pages leave too, if the user wants that;
+//!   [`shared_objects`]: the model of it.
 //! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ pub mod page_table;
 pub mod pager;
 pub mod pager_state;
 pub mod process;
+pub mod shared_memory;
 pub mod shared_objects;
 pub mod statistics;
 pub mod threads;

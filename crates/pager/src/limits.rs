@@ -385,6 +385,13 @@ pub const MARKERS_MAX: usize = 64;
 /// fault that reads.
 pub const UNUSED_MAX: usize = 2 * BATCH_PAGES;
 
+/// How often new objects of shared memory are looked for: a look reads the maps of all programs, some 50 us each.
+pub const OBJECT_LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Objects of shared memory below this stay local: many programs have some of a few pages (locks, counters), and each
+/// costs a descriptor and a look at all processes.
+pub const OBJECT_BYTES_MIN: u64 = 1 << 20;
+
 /// Failures that a pager remembers in words.
 pub const FAILURES_MAX: usize = 16;
 

@@ -163,6 +163,7 @@ impl Pager {
             token: pager.config.token,
             variable: pager.config.variable().to_string_lossy().into_owned(),
             programs_fork: pager.config.programs_fork,
+            shared_memory: pager.config.shared_memory && pager.config.programs_fork,
             pool,
         };
         let mut survey = Survey::new(Arc::clone(shared), listener, run, guardian).map_err(system())?;

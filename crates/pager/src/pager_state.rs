@@ -28,6 +28,7 @@ use crate::mappings::events::{Change, Evidence};
 use crate::mappings::staying_tally::StayingReport;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
+use crate::shared_memory::views::SharedObjects;
 use crate::statistics::{Counters, PagerStatistics};
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
@@ -38,6 +39,8 @@ pub struct PagerState {
     pub page_indexes: Mutex<PageIndexes>,
     /// Every address space that is served.
     pub spaces: Mutex<Vec<Arc<AddressSpace>>>,
+    /// What programs map of shared objects.
+    pub objects: Arc<SharedObjects>,
     /// The budget.
     pub budget: Budget,
     /// Memory that forks may fill.
@@ -79,6 +82,7 @@ impl PagerState {
         Ok(Self {
             page_indexes: Mutex::new(page_indexes),
             spaces: Mutex::default(),
+            objects: Arc::default(),
             budget,
             fork_reservations: ForkReservations::default(),
             counters,
@@ -129,9 +133,9 @@ impl PagerState {
 
     fn push(&self, space: Arc<AddressSpace>) {
         let mut spaces = lock(&self.spaces);
+        self.counters.programs.add(u64::from(!space.is_object));
         spaces.push(space);
-        self.counters.programs.add(1);
-        self.counters.programs_now.set(spaces.len() as u64);
+        self.counters.programs_now.set(programs_in(&spaces));
     }
 
     /// `space` is gone; its slots come back. Its evictor's seat goes with it.
@@ -140,11 +144,12 @@ impl PagerState {
         *lock(&space.evictor) = None;
         let mut spaces = lock(&self.spaces);
         spaces.retain(|other| other.id != space.id);
-        self.counters.programs_now.set(spaces.len() as u64);
+        self.counters.programs_now.set(programs_in(&spaces));
         drop(spaces);
         let mut state = space.lock();
         // A child that it made last lives on.
         self.take_over_changes(space, &mut state);
+        self.objects.gone(space.id);
         state.page_table.end(&mut self.page_indexes());
         drop(state);
         self.faults.signal();
@@ -209,11 +214,19 @@ impl PagerState {
             let page_indexes = &mut self.page_indexes();
             match change {
                 Change::Remove(range) => page_table.remove(&range, page_indexes),
-                Change::Unmap(range) => page_table.unmap(&range, page_indexes),
-                Change::Remap { from, to, length } => page_table.remap(from, to, length, page_indexes),
+                Change::Unmap(range) => {
+                    page_table.unmap(&range, page_indexes);
+                    self.objects.unmapped(space, &range);
+                }
+                Change::Remap { from, to, length } => {
+                    page_table.remap(from, to, length, page_indexes);
+                    self.objects.moved(space, from, to, length);
+                }
                 Change::Fork(memory, wiped) => {
                     let child = page_table.fork(self.next_space(), &wiped, page_indexes);
-                    self.admit(Arc::new(AddressSpace::new(child, memory, Some(space.id))));
+                    let child = Arc::new(AddressSpace::new(child, memory, Some(space.id)));
+                    self.objects.forked(space.id, &child);
+                    self.admit(child);
                 }
             }
         }
@@ -277,4 +290,8 @@ impl PagerState {
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::SeqCst)
     }
+}
+
+fn programs_in(spaces: &[Arc<AddressSpace>]) -> u64 {
+    spaces.iter().filter(|space| !space.is_object).count() as u64
 }

@@ -108,6 +108,9 @@ pub struct PagerStatistics {
     pub programs: u64,
     /// Address spaces now.
     pub programs_now: u64,
+    /// Objects of shared memory whose pages could leave, so far ([`crate::shared_memory`]).
+    #[serde(default)]
+    pub shared_objects: u64,
     /// Pages that could not be read any more; their programs got SIGBUS.
     pub pages_lost: u64,
     /// What went wrong so far, in words; the oldest first, at most a few.
@@ -172,6 +175,7 @@ pub(crate) struct Counters {
     pub(crate) forks: Counter,
     pub(crate) forks_refused: Counter,
     pub(crate) fork_listeners: Counter,
+    pub(crate) shared_objects: Counter,
     pub(crate) programs: Counter,
     pub(crate) programs_now: Counter,
     pub(crate) pages_lost: Counter,
@@ -232,6 +236,7 @@ impl Counters {
             is_asked_before_forks: self.fork_listeners.get() > 0,
             programs: self.programs.get(),
             programs_now: self.programs_now.get(),
+            shared_objects: self.shared_objects.get(),
             pages_lost: self.pages_lost.get(),
             failures,
         }

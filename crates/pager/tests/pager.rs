@@ -88,6 +88,7 @@ impl World {
             preload,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
+            shared_memory: false,
             fault_threads: None,
             prefetch: PrefetchPolicy::default(),
             eager_eviction: EagerEviction::default(),

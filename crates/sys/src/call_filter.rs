@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use crate::call_notices::GUARD_ADVICES;
+use crate::call_notices::{GUARD_ADVICES, OBJECT_ADVICES, SHARED_CALLS};
 
 /// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that no thread is to be asked about: the pager's
 /// own. The kernel takes three.
@@ -23,13 +23,16 @@ pub struct Asked {
     pub guards: bool,
     /// Moves of several mappings: the kernel can do these.
     pub moves: bool,
+    /// Calls after which pages of shared memory could be written to unseen ([`crate::call_notices::Called::Shared`]):
+    /// such pages leave.
+    pub shared_memory: bool,
 }
 
 impl Asked {
-    /// All that this kernel has. `forks` as in [`Asked::forks`].
-    pub fn on_this_kernel(forks: bool) -> Self {
+    /// All that this kernel has. `forks` as in [`Asked::forks`], `shared_memory` as in [`Asked::shared_memory`].
+    pub fn on_this_kernel(forks: bool, shared_memory: bool) -> Self {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        Self { forks, guards: has_guards(), moves: version(&release) >= MOVES_SINCE }
+        Self { forks, guards: has_guards(), moves: version(&release) >= MOVES_SINCE, shared_memory }
     }
 }
 
@@ -87,6 +90,8 @@ enum Step {
     Is(u32),
     /// If it is what was kept.
     IsKept,
+    /// If it is not what was kept.
+    IsNotKept,
     /// If it has one of these bits.
     Has(u32),
     /// If it has none of these bits.
@@ -129,6 +134,7 @@ fn rule(steps: &[Step]) -> Vec<libc::sock_filter> {
             Step::Keep => instruction(KEEP, 0, 0, 0),
             Step::Is(word) => instruction(IF_EQUAL, word, 0, out),
             Step::IsKept => instruction(IF_KEPT, 0, 0, out),
+            Step::IsNotKept => instruction(IF_KEPT, 0, out, 0),
             Step::Has(bits) => instruction(IF_BIT, bits, 0, out),
             Step::HasNot(bits) => instruction(IF_BIT, bits, out, 0),
             Step::IsNot(word) => instruction(IF_EQUAL, word, out, 0),
@@ -169,8 +175,43 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
         add(CLONE, &[Load(low(0)), HasNot(libc::CLONE_VM as u32), End(ASK)]);
     }
     add(IOCTL, &[Load(low(1)), Is(REGISTER), Load(low(3)), IsNot(UNASKED), End(ASK)]);
+    if asked.shared_memory {
+        rules.extend(shared_memory_rules());
+    }
     rules.push(vec![End(ALLOW)]);
     rules.iter().flat_map(|steps| rule(steps)).collect()
+}
+
+/// `F_SETFL` and `MREMAP_DONTUNMAP` (Linux 5.7).
+const SET_FLAGS: u32 = libc::F_SETFL as u32;
+const MREMAP_DONTUNMAP: u32 = 4;
+/// `O_DIRECT` of x86-64.
+const DIRECT: u32 = libc::O_DIRECT as u32;
+/// By these a device or a kernel thread gets at memory of a process: `VFIO_SET_IOMMU` and `VFIO_IOMMU_MAP_DMA`
+/// (`linux/vfio.h`), `IOMMU_IOAS_MAP` (`linux/iommufd.h`), `RDMA_VERBS_IOCTL` (`rdma/rdma_user_ioctl.h`),
+/// `VHOST_SET_OWNER` (`linux/vhost.h`).
+const PINNING_CONTROLS: [u32; 5] = [0x3b66, 0x3b71, 0x3b85, 0xc018_1b01, 0xaf01];
+
+/// What is asked about because pages of shared memory leave.
+fn shared_memory_rules() -> Vec<Vec<Step>> {
+    use Step::{End, Has, Is, IsNotKept, IsOneOf, Keep, Load};
+    let of = |number: i64, steps: &[Step]| -> Vec<Step> {
+        [Load(NUMBER), Is(number as u32)].iter().chain(steps).copied().collect()
+    };
+    let mut rules: Vec<Vec<Step>> =
+        SHARED_CALLS.iter().filter(|call| call.is_always_asked).map(|call| of(call.number, &[End(ASK)])).collect();
+    for (number, flags) in [(libc::SYS_open, 1), (libc::SYS_openat, 2), (libc::SYS_open_by_handle_at, 2)] {
+        rules.push(of(number, &[Load(low(flags)), Has(DIRECT), End(ASK)]));
+    }
+    rules.push(of(libc::SYS_fcntl, &[Load(low(1)), Is(SET_FLAGS), Load(low(2)), Has(DIRECT), End(ASK)]));
+    rules.push(of(libc::SYS_madvise, &[Load(low(2)), IsOneOf(OBJECT_ADVICES), End(ASK)]));
+    rules.push(of(libc::SYS_process_madvise, &[Load(low(3)), IsOneOf(OBJECT_ADVICES), End(ASK)]));
+    // A mapping grows, comes a second time, or stays when its pages go: the kernel does not tell of that.
+    rules.push(of(libc::SYS_mremap, &[Load(low(1)), Keep, Load(low(2)), IsNotKept, End(ASK)]));
+    rules.push(of(libc::SYS_mremap, &[Load(high(1)), Keep, Load(high(2)), IsNotKept, End(ASK)]));
+    rules.push(of(libc::SYS_mremap, &[Load(low(3)), Has(MREMAP_DONTUNMAP), End(ASK)]));
+    rules.extend(PINNING_CONTROLS.map(|control| of(libc::SYS_ioctl, &[Load(low(1)), Is(control), End(ASK)])));
+    rules
 }
 
 /// Makes such calls of this thread, and of all that it starts or becomes, wait for the holder of the descriptor that
@@ -243,7 +284,7 @@ mod tests {
 
     #[test]
     fn these_calls_are_asked_about_and_no_others() {
-        let all = instructions(Asked { forks: true, guards: true, moves: true });
+        let all = instructions(Asked { forks: true, guards: true, moves: true, shared_memory: false });
         let of = |number: i64, arguments| verdict(&all, number, X86_64, arguments);
         assert_eq!(of(libc::SYS_madvise, [1, 2, 102, 0, 0, 0]), ASK);
         assert_eq!(of(libc::SYS_madvise, [1, 2, 103, 0, 0, 0]), ASK);
@@ -270,6 +311,33 @@ mod tests {
             assert_eq!(verdict(&few, number, X86_64, [1, 8, 8, 3, 0, 0]), ALLOW);
         }
         assert_eq!(verdict(&few, libc::SYS_madvise, X86_64, [1, 2, 102, 0, 0, 0]), ALLOW);
+    }
+
+    #[test]
+    fn calls_that_could_write_to_shared_memory_unseen_are_asked_about() {
+        let all = instructions(Asked { shared_memory: true, ..Asked::default() });
+        let of = |number: i64, arguments| verdict(&all, number, X86_64, arguments);
+        for call in SHARED_CALLS.iter().filter(|call| call.is_always_asked) {
+            assert_eq!(of(call.number, [0; 6]), ASK, "{}", call.name);
+        }
+        let direct = u64::from(DIRECT);
+        assert_eq!(of(libc::SYS_openat, [0, 1, direct | 2, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_openat, [0, 1, 2, 0, 0, 0]), ALLOW);
+        assert_eq!(of(libc::SYS_open, [1, direct, 0, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_fcntl, [3, 4, direct, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_fcntl, [3, 4, 0x800, 0, 0, 0]), ALLOW);
+        assert_eq!(of(libc::SYS_madvise, [1, 2, 9, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_madvise, [1, 2, 25, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_madvise, [1, 2, 4, 0, 0, 0]), ALLOW);
+        assert_eq!(of(libc::SYS_process_madvise, [3, 1, 1, 9, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_mremap, [1, 0, 8, 1, 0, 0]), ASK, "a second mapping");
+        assert_eq!(of(libc::SYS_mremap, [1, 8, 8 | 1 << 32, 1, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_mremap, [1, 8, 8, 5, 0, 0]), ASK, "the old one stays");
+        assert_eq!(of(libc::SYS_mremap, [1, 8, 8, 3, 9, 0]), ALLOW, "the kernel tells of that");
+        assert_eq!(of(libc::SYS_ioctl, [3, 0x3b71, 0, 0, 0, 0]), ASK);
+        assert_eq!(of(libc::SYS_ioctl, [3, 0x5401, 0, 0, 0, 0]), ALLOW);
+        let none = instructions(Asked::default());
+        assert_eq!(verdict(&none, libc::SYS_io_uring_setup, X86_64, [0; 6]), ALLOW);
     }
 
     #[test]

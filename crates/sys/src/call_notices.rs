@@ -24,6 +24,50 @@ const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32)
 const GO_ON: u32 = 1;
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13).
 pub const GUARD_ADVICES: [u32; 2] = [102, 103];
+/// `MADV_REMOVE` and `MADV_COLLAPSE` (Linux 6.1), which makes huge pages, also where they are switched off.
+pub const OBJECT_ADVICES: [u32; 2] = [9, 25];
+/// A call that is asked about where pages of shared memory leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedCall {
+    /// Its number.
+    pub number: i64,
+    /// Its name in messages.
+    pub name: &'static str,
+    /// Whatever its arguments are.
+    pub is_always_asked: bool,
+    /// It is about the range that its first two arguments are; otherwise about all memory.
+    has_range: bool,
+}
+
+const fn shared_call(number: i64, name: &'static str, is_always_asked: bool, has_range: bool) -> SharedCall {
+    SharedCall { number, name, is_always_asked, has_range }
+}
+
+/// All of them. Those without a range pin pages: the kernel, a device or another process writes to them later, and no
+/// write protection stops that.
+pub static SHARED_CALLS: [SharedCall; 17] = [
+    shared_call(libc::SYS_io_uring_setup, "io_uring_setup", true, false),
+    shared_call(libc::SYS_io_setup, "io_setup", true, false),
+    shared_call(libc::SYS_vmsplice, "vmsplice", true, false),
+    shared_call(libc::SYS_process_vm_writev, "process_vm_writev", true, false),
+    shared_call(libc::SYS_openat2, "openat2, which may be with O_DIRECT", true, false),
+    shared_call(libc::SYS_mlockall, "mlockall", true, false),
+    shared_call(libc::SYS_mlock, "mlock", true, true),
+    shared_call(libc::SYS_mlock2, "mlock2", true, true),
+    shared_call(libc::SYS_remap_file_pages, "remap_file_pages", true, true),
+    shared_call(libc::SYS_open, "open with O_DIRECT", false, false),
+    shared_call(libc::SYS_openat, "open with O_DIRECT", false, false),
+    shared_call(libc::SYS_open_by_handle_at, "open_by_handle_at with O_DIRECT", false, false),
+    shared_call(libc::SYS_fcntl, "fcntl with O_DIRECT", false, false),
+    shared_call(libc::SYS_ioctl, "an ioctl that gives memory to a device", false, false),
+    shared_call(libc::SYS_process_madvise, "process_madvise with MADV_REMOVE or MADV_COLLAPSE", false, false),
+    shared_call(libc::SYS_madvise, "madvise with MADV_REMOVE or MADV_COLLAPSE", false, true),
+    shared_call(libc::SYS_mremap, "mremap", false, true),
+];
+
+/// `UFFDIO_REGISTER`, see [`crate::call_filter`].
+const REGISTER: u32 = 0xc020_aa00;
+
 /// `struct seccomp_notif`.
 #[repr(C)]
 #[derive(Default)]
@@ -91,6 +135,13 @@ pub enum Called {
     /// `mremap` of this range to an address of the program's choice with its length as it was. From Linux 6.17 on the
     /// range may have several mappings, but none that is registered (`EFAULT`).
     Move(Range<u64>),
+    /// A call after which shared memory may be reached or written to in a way that no message tells of.
+    Shared {
+        /// Which, by its place in [`SHARED_CALLS`].
+        call: usize,
+        /// The memory that it is about; `None`: all of the process's.
+        range: Option<Range<u64>>,
+    },
 }
 
 impl Called {
@@ -99,12 +150,31 @@ impl Called {
         let range = |length: u64| Some(arguments[0]..arguments[0].checked_add(length)?);
         match i64::from(number) {
             libc::SYS_fork | libc::SYS_clone => Some(Self::Fork),
-            libc::SYS_madvise => range(arguments[1]).map(Self::Guard),
-            libc::SYS_process_madvise => Some(Self::Guards { vector: arguments[1], count: arguments[2] }),
-            libc::SYS_ioctl => Some(Self::RegisterUserfaultfd { argument: arguments[2] }),
-            libc::SYS_mremap => range(arguments[1]).map(Self::Move),
-            _ => None,
+            libc::SYS_madvise if is_guard(arguments[2]) => range(arguments[1]).map(Self::Guard),
+            libc::SYS_process_madvise if is_guard(arguments[3]) => {
+                Some(Self::Guards { vector: arguments[1], count: arguments[2] })
+            }
+            libc::SYS_ioctl if arguments[1] as u32 == REGISTER => {
+                Some(Self::RegisterUserfaultfd { argument: arguments[2] })
+            }
+            libc::SYS_mremap if arguments[1] == arguments[2] && arguments[3] & libc::MREMAP_FIXED as u64 != 0 => {
+                range(arguments[1]).map(Self::Move)
+            }
+            number => Self::shared(number, arguments),
         }
+    }
+
+    fn shared(number: i64, arguments: &[u64; 6]) -> Option<Self> {
+        let call = SHARED_CALLS.iter().position(|call| call.number == number)?;
+        // Pages may be huge from then on, of whichever object.
+        let is_of_all = number == libc::SYS_madvise && arguments[2] as u32 != OBJECT_ADVICES[0];
+        let range = if SHARED_CALLS[call].has_range && !is_of_all {
+            // Of no bytes `mremap` makes a second mapping.
+            Some(arguments[0]..arguments[0].checked_add(arguments[1].max(1))?)
+        } else {
+            None
+        };
+        Some(Self::Shared { call, range })
     }
 
     /// What it is called in messages.
@@ -114,6 +184,7 @@ impl Called {
             Self::Guard(_) | Self::Guards { .. } => "a change of guard pages (madvise)",
             Self::RegisterUserfaultfd { .. } => "UFFDIO_REGISTER",
             Self::Move(_) => "mremap",
+            Self::Shared { call, .. } => SHARED_CALLS[*call].name,
         }
     }
 
@@ -125,8 +196,13 @@ impl Called {
             Self::Guards { .. } => &[libc::SYS_process_madvise],
             Self::RegisterUserfaultfd { .. } => &[libc::SYS_ioctl],
             Self::Move(_) => &[libc::SYS_mremap],
+            Self::Shared { call, .. } => std::slice::from_ref(&SHARED_CALLS[*call].number),
         }
     }
+}
+
+fn is_guard(advice: u64) -> bool {
+    GUARD_ADVICES.iter().any(|guard| u64::from(*guard) == advice & u64::from(u32::MAX))
 }
 
 /// Tells of calls; readable when one waits.
@@ -346,6 +422,17 @@ mod tests {
         assert_eq!(of(libc::SYS_mremap, [0x1000, 0x2000, 0x2000, 3, 0x9000, 0]), Some(Called::Move(0x1000..0x3000)));
         assert_eq!(of(libc::SYS_madvise, [0x1000, u64::MAX, 102, 0, 0, 0]), None, "the range wraps around");
         assert_eq!(of(libc::SYS_read, [0; 6]), None);
+        let shared = |number: i64, arguments| {
+            let Some(Called::Shared { call, range }) = of(number, arguments) else { panic!("{number} is one of them") };
+            assert_eq!(SHARED_CALLS[call].number, number);
+            range
+        };
+        assert_eq!(shared(libc::SYS_madvise, [0x1000, 0x2000, 9, 0, 0, 0]), Some(0x1000..0x3000));
+        assert_eq!(shared(libc::SYS_madvise, [0x1000, 0x2000, 25, 0, 0, 0]), None, "all objects");
+        assert_eq!(shared(libc::SYS_mremap, [0x1000, 0, 0x2000, 1, 0, 0]), Some(0x1000..0x1001), "a second mapping");
+        assert_eq!(shared(libc::SYS_mremap, [0x1000, 0x2000, 0x2000, 5, 0, 0]), Some(0x1000..0x3000));
+        assert_eq!(shared(libc::SYS_io_uring_setup, [8, 0x1000, 0, 0, 0, 0]), None);
+        assert_eq!(shared(libc::SYS_ioctl, [3, 0x3b71, 0x5000, 0, 0, 0]), None);
     }
 
     #[test]

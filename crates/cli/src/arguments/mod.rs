@@ -207,6 +207,15 @@ impl RunEagerEviction {
     }
 }
 
+/// Shared memory that the pager pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SharedMemoryChoice {
+    /// It stays local
+    None,
+    /// What programs map with MAP_SHARED and MAP_ANONYMOUS, and their forks with them
+    Anonymous,
+}
+
 /// `spillway run`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunArguments {
@@ -239,6 +248,10 @@ pub(crate) struct RunArguments {
     /// yes, with --via pager]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub(crate) eager_eviction: Option<RunEagerEviction>,
+    /// Shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a program uses
+    /// devices in ways that the run cannot see, see docs/pager-programs.md [default: none]
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub(crate) shared_memory: Option<SharedMemoryChoice>,
     /// Page to this machine's own memory, without donors: the yardstick for measurements
     #[arg(long, hide = true)]
     pub(crate) local_memory: bool,
@@ -518,6 +531,9 @@ pub(crate) struct BecomeArguments {
     /// Of forks, too
     #[arg(long)]
     pub(crate) tells_forks: bool,
+    /// Of what matters where pages of shared memory leave, too
+    #[arg(long)]
+    pub(crate) tells_shared_memory: bool,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,

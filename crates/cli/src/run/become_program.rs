@@ -28,7 +28,7 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
         return Failure::during("the program's limit of open files", error);
     }
     if let Some(socket) = &arguments.tells_calls
-        && let Err(failure) = calls::tell(socket, arguments.tells_forks)
+        && let Err(failure) = calls::tell(socket, arguments.tells_forks, arguments.tells_shared_memory)
     {
         return failure;
     }

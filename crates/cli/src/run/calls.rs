@@ -99,9 +99,9 @@ impl Drop for Socket {
 }
 
 /// Installs the filter in this process, and hands over what tells of calls at `socket`.
-pub(crate) fn tell(socket: &Path, has_forks: bool) -> Result<(), Failure> {
+pub(crate) fn tell(socket: &Path, has_forks: bool, has_shared_memory: bool) -> Result<(), Failure> {
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    match install(Asked::on_this_kernel(has_forks)) {
+    match install(Asked::on_this_kernel(has_forks, has_shared_memory)) {
         Ok(listener) => {
             passed_descriptor::send(stream.as_fd(), &[0; 4], Some(listener.as_fd())).map_err(failed)?;
             stream.read_exact(&mut [0]).map_err(failed)

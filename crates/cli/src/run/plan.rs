@@ -18,7 +18,7 @@ use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use super::recording::Recording;
 use super::take_down::{device_name, donor_prefix};
-use crate::arguments::{PrefetchChoice, RunArguments, RunEagerEviction, StorageArguments};
+use crate::arguments::{PrefetchChoice, RunArguments, RunEagerEviction, SharedMemoryChoice, StorageArguments};
 use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
@@ -51,6 +51,8 @@ pub(crate) struct Plan {
     frontend: FrontEndChoice,
     fault_threads: Option<usize>,
     bandwidth_bytes_per_second: Option<u64>,
+    /// Pages of shared anonymous memory leave.
+    pub(crate) shared_memory: bool,
     /// Of the pager.
     prefetch: PrefetchPolicy,
     /// Of the pager.
@@ -104,6 +106,7 @@ impl Plan {
             frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
             bandwidth_bytes_per_second: arguments.bandwidth.map(|rate| rate.bytes),
+            shared_memory: arguments.shared_memory == Some(SharedMemoryChoice::Anonymous),
             prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
             eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
             recording: arguments.recording.as_ref().map(Recording::of_pager),
@@ -193,6 +196,7 @@ impl Plan {
             preload,
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
+            shared_memory: self.shared_memory,
             fault_threads: self.fault_threads,
             bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             prefetch: self.prefetch,

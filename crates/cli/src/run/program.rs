@@ -55,6 +55,8 @@ pub(crate) struct Becoming {
     pub(crate) open_files_max: Option<u64>,
     /// The socket at which it hands over what tells of its calls ([`super::calls`]), and whether forks are among them.
     pub(crate) tells_calls: Option<(PathBuf, bool)>,
+    /// So are those that matter where pages of shared memory leave.
+    pub(crate) tells_shared_memory: bool,
 }
 
 impl Becoming {
@@ -77,6 +79,7 @@ impl Becoming {
         if let Some((socket, has_forks)) = &self.tells_calls {
             arguments.extend(["--tells-calls".into(), socket.clone().into_os_string()]);
             arguments.extend(has_forks.then(|| "--tells-forks".into()));
+            arguments.extend(self.tells_shared_memory.then(|| "--tells-shared-memory".into()));
         }
         arguments
     }
@@ -283,6 +286,7 @@ mod tests {
             environment: vec![("A".into(), "b=c d".into())],
             open_files_max: Some(1024),
             tells_calls: Some(("/x/calls".into(), true)),
+            tells_shared_memory: false,
         };
         let arguments = becoming.arguments();
         assert_eq!(arguments[..4], ["--procs-file", "/x/procs", "--set", "A=b=c d"]);

@@ -48,6 +48,7 @@ fn options_of(way: Way, arguments: &RunArguments) -> Option<&'static str> {
     let options: &[(bool, &str)] = match way {
         Way::Pager => &[
             (arguments.fault_threads.is_some(), "--fault-threads"),
+            (arguments.shared_memory.is_some(), "--shared-memory"),
             (arguments.eager_eviction.is_some(), "--eager-eviction"),
         ],
         Way::Swap => &[

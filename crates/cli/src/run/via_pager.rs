@@ -51,6 +51,12 @@ pub(crate) fn run(
     let mut budget = Budget::new(arguments.local);
     let donors = OwnDonors::default();
     let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
+    if plan.shared_memory && !programs_fork {
+        return Err(Failure::Usage(
+            "--shared-memory anonymous needs the right to hear of forks (CAP_SYS_PTRACE); run as root, or leave it out"
+                .to_owned(),
+        ));
+    }
     let mut run = Run { registry, plan, programs_fork, open_files_max: None, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
@@ -112,6 +118,7 @@ impl Run {
             environment: environment(paged.pager.environment()),
             open_files_max: self.open_files_max,
             tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),
+            tells_shared_memory: self.plan.shared_memory,
         };
         let started = Program::start(program, &becoming, interruption)?;
         match calls.hear(&started)? {

@@ -16,7 +16,7 @@ const MIB: &str = "32";
 
 /// What each mode writes, and why it cannot be tried.
 fn modes() -> Vec<(&'static str, &'static str)> {
-    let asked = Asked::on_this_kernel(false);
+    let asked = Asked::on_this_kernel(false, false);
     let mut modes = vec![
         ("missing", "4096 of 4096 pages served by itself\n"),
         ("protected", "4096 of 4096 pages served by itself\n"),

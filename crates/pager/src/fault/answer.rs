@@ -20,11 +20,31 @@ use crate::statistics::FaultKind;
 impl Faults {
     /// Answers one fault, now or later.
     pub(super) fn answer(&mut self, space: &Arc<AddressSpace>, state: &mut SpaceState, fault: Fault, arrived: Instant) {
+        if !self.shared.objects.is_empty() && !space.is_object {
+            // What it maps there is known once what was told is applied; until then a page of zeroes could fill a hole.
+            if !self.shared.apply_events(space, state) {
+                return self.put_off(Pending::new(Arc::clone(space), fault, arrived));
+            }
+            if let Some((object, address)) = self.shared.objects.find(space.id, fault.address) {
+                return self.answer_for_object(&object, Fault { address, ..fault }, arrived);
+            }
+        }
         let outcome = self.fault(space, state, fault, arrived);
         if outcome != Outcome::Done {
             let is_held_back = outcome == Outcome::HeldBack;
             self.put_off(Pending { space: Arc::clone(space), fault, arrived, is_held_back });
         }
+    }
+
+    /// Answers a fault on a page of a shared object, by its offset, now or later.
+    fn answer_for_object(&mut self, object: &Arc<AddressSpace>, fault: Fault, arrived: Instant) {
+        let mut state = object.lock_for_faults();
+        if state.batch {
+            state.is_hurried = true;
+            drop(state);
+            return self.put_off(Pending::new(Arc::clone(object), fault, arrived));
+        }
+        self.answer(object, &mut state, fault, arrived);
     }
 
     /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to

@@ -86,6 +86,13 @@ impl Faults {
                     && state.rechecked.was_taken(page, slot)
                 {
                     state.page_table.filled(page, true, Coming::New, page_indexes);
+                } else if state.page_table.is_away(page) && space.is_object {
+                    // A process that is not known maps the object, and may have read zeroes.
+                    self.shared.fail(format!(
+                        "a page of shared memory at {page:#x} was there that had been taken out: another process maps \
+                         that memory, so all programs of the run are killed"
+                    ));
+                    self.shared.kill_programs();
                 } else if state.page_table.is_away(page) {
                     self.shared.fail(format!("a page at {page:#x} was there that had been taken out"));
                     state.page_table.filled(page, false, Coming::New, page_indexes);

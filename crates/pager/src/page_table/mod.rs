@@ -107,6 +107,8 @@ pub struct PageTable {
     guarded: Ranges,
     /// What an unscanned child removed: a look may find pages there that are about to go.
     shunned: Ranges,
+    /// Pages come writable: of a shared object.
+    is_shared: bool,
     /// Pages that came along for nothing, see [`PageTable::take_unused`].
     unused: Vec<VirtualPage>,
 }
@@ -126,8 +128,17 @@ impl PageTable {
             guarded: Ranges::default(),
             unscanned: false,
             shunned: Ranges::default(),
+            is_shared: false,
             unused: Vec::new(),
         }
+    }
+
+    /// A shared object of `bytes`, all of which is registered wherever it is mapped. Its pages come writable.
+    pub fn of_object(id: SpaceId, bytes: u64) -> Self {
+        let mut table = Self { is_shared: true, ..Self::new(id) };
+        table.registered.insert(0..bytes);
+        table.surveyed.insert(0..bytes);
+        table
     }
 
     /// Whether nothing is known of any page: all are the program's own.
@@ -387,6 +398,9 @@ impl PageTable {
 
     /// `page`, and maybe others with it, comes for reading: whether writable.
     pub fn comes_writable(&mut self, page: VirtualPage) -> bool {
+        if self.is_shared {
+            return true;
+        }
         let group = self.groups.get_mut(&place(page).0).filter(|group| group.writes.is_taught);
         group.map_or(&mut self.writes, |group| &mut group.writes).comes_writable()
     }

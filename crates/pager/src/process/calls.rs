@@ -62,6 +62,8 @@ struct Waiting {
     notice: CallNotice,
     /// What it is about.
     range: Range<u64>,
+    /// Shared objects that must be whole before.
+    objects: Vec<SpaceId>,
     page_in: ForkPageIn,
 }
 
@@ -84,6 +86,8 @@ enum Effect {
     Guards(Vec<Arc<AddressSpace>>, Range<u64>),
     /// What is there then may be paged.
     Move(Vec<SpaceId>, Range<u64>),
+    /// Shared objects may be taken in.
+    Shared,
 }
 
 impl Calls {
@@ -107,6 +111,12 @@ impl Calls {
         Ok(())
     }
 
+    /// Whether a call that could change how an object is mapped would be heard of, and none is under way.
+    pub(super) fn may_take_objects_in(&self) -> bool {
+        let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
+        !self.listeners.is_empty() && self.waiting.is_empty() && self.under_way.iter().all(is_fork)
+    }
+
     fn hears_forks(&self) -> bool {
         self.listeners.iter().any(|listener| listener.has_forks)
     }
@@ -119,7 +129,9 @@ impl Calls {
     /// Whether a call is prepared, or under way and soon to be over.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
         let is_soon_over = |one: &UnderWay| {
-            matches!(one.effect, Effect::Fork { .. }) || now.saturating_duration_since(one.since) < CALL_PATIENCE
+            let is_short = !matches!(one.effect, Effect::Shared);
+            matches!(one.effect, Effect::Fork { .. })
+                || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
         !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
     }
@@ -188,14 +200,42 @@ impl Survey {
         self.shared.counters.forks.add(u64::from(notice.called == Called::Fork));
         let range = range_of(&notice);
         // What the kernel refuses anyhow, or does as ever, changes nothing here.
-        let (range, concerned) = match range {
+        let (range, mut concerned) = match range {
             Some(range) => (range, self.who_calls(notice.process)),
             None => (0..0, Vec::new()),
         };
+        let objects = self.objects_before(&notice, &range, &concerned, now);
+        if matches!(notice.called, Called::Shared { .. }) {
+            concerned.clear();
+        }
         let page_in = ForkPageIn::begin(&self.shared, concerned, &range, now);
-        let waiting = Waiting { listener: Arc::clone(listener), notice, range, page_in };
+        let waiting = Waiting { listener: Arc::clone(listener), notice, range, objects, page_in };
         // Most have nothing away, and their program waits.
         self.answer_call(waiting, now);
+    }
+
+    /// Shared objects that must be whole before a call, and stay so; they are told to.
+    fn objects_before(
+        &mut self,
+        notice: &CallNotice,
+        range: &Range<u64>,
+        callers: &[Arc<AddressSpace>],
+        now: Instant,
+    ) -> Vec<SpaceId> {
+        let reason = format!("process {} calls {}", notice.process, notice.called.name());
+        let objects = match &notice.called {
+            Called::Fork => return Vec::new(),
+            Called::Shared { range: None, .. } => {
+                self.end_objects(&reason, now);
+                self.all_objects()
+            }
+            _ => {
+                let callers: Vec<SpaceId> = callers.iter().map(|space| space.id).collect();
+                self.shared.objects.within(&callers, range)
+            }
+        };
+        self.make_local(&objects, &reason, now);
+        objects.iter().map(|object| object.id).collect()
     }
 
     /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with,
@@ -209,6 +249,11 @@ impl Survey {
     }
 
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
+        match self.objects_progress(&waiting.objects, now) {
+            PageInProgress::All => {}
+            PageInProgress::NotYet => return self.calls.waiting.push(waiting),
+            PageInProgress::Never(reason) => return self.refuse_call(waiting, &reason),
+        }
         match waiting.page_in.look(now, &room_bytes) {
             PageInProgress::NotYet => self.calls.waiting.push(waiting),
             PageInProgress::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
@@ -229,6 +274,7 @@ impl Survey {
                 .page_in
                 .spaces()
                 .all(|space| space.lock().page_table.guard(range, &mut self.shared.page_indexes())),
+            Called::Shared { .. } => true,
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
             }
@@ -269,7 +315,7 @@ impl Survey {
     }
 
     fn allow_call(&mut self, waiting: Waiting, now: Instant) {
-        let Waiting { listener, notice, range, page_in } = waiting;
+        let Waiting { listener, notice, range, page_in, .. } = waiting;
         let CallNotice { process, thread, .. } = notice;
         let called = notice.called.clone();
         let spaces: Vec<Arc<AddressSpace>> = page_in.spaces().map(Arc::clone).collect();
@@ -295,6 +341,7 @@ impl Survey {
             Called::Fork => Effect::Fork { _gathering: page_in },
             Called::Guard(_) | Called::Guards { .. } if !spaces.is_empty() => Effect::Guards(spaces, range),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
+            Called::Shared { range: Some(_), .. } => Effect::Shared,
             _ => return,
         };
         self.calls.under_way.push(UnderWay { thread, since: now, call, effect });
@@ -312,7 +359,7 @@ impl Survey {
 
     fn end_call(&mut self, effect: Effect) {
         match effect {
-            Effect::Fork { .. } => {}
+            Effect::Fork { .. } | Effect::Shared => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
                     let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
@@ -357,6 +404,8 @@ fn range_of(notice: &CallNotice) -> Option<Range<u64>> {
             // One mapping is moved with its registration, and the kernel tells of that.
             (touched.count() > 1).then(|| range.clone())?
         }
+        Called::Shared { range: Some(range), .. } => range.start & !(PAGE - 1)..range.end,
+        Called::Shared { range: None, .. } => return Some(ALL),
     };
     let range = range.start..range.end.checked_next_multiple_of(PAGE)?;
     (range.start.is_multiple_of(PAGE) && !range.is_empty()).then_some(range)

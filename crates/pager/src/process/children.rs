@@ -65,7 +65,7 @@ impl Survey {
     /// Address spaces that are served and were not taken in.
     fn strangers(&self) -> Vec<Arc<AddressSpace>> {
         let is_known = |space: &AddressSpace| self.tracked.iter().any(|tracked| tracked.space.id == space.id);
-        self.shared.spaces().into_iter().filter(|space| !is_known(space)).collect()
+        self.shared.spaces().into_iter().filter(|space| !space.is_object && !is_known(space)).collect()
     }
 
     /// Residents that never had a process, with their parent's, or none once that has ended. Those whose parent's is

@@ -163,6 +163,12 @@ pub trait ProgramMemory: Send + Sync {
     /// Takes write protection away and wakes the threads that wait.
     fn unprotect(&self, range: Range<u64>) -> Result<(), PageError>;
 
+    /// Write-protects pages, also where none is: of shared memory, whose pages other programs may bring. Private memory
+    /// is protected when its pages come.
+    fn protect(&self, _: Range<u64>) -> Result<(), PageError> {
+        Err(PageError::Refused)
+    }
+
     /// Lets the threads that wait look again.
     fn wake(&self, range: Range<u64>);
 
@@ -357,6 +363,10 @@ impl ProgramMemory for Userfaultfd {
 
     fn unprotect(&self, range: Range<u64>) -> Result<(), PageError> {
         self.write_protect(range, false, Wake::Waiters)
+    }
+
+    fn protect(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.write_protect(range, true, Wake::Nobody)
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -9,6 +9,7 @@
 //!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
 //!   for them.
+//! - `objects`: shared memory whose pages may leave.
 //! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
@@ -24,6 +25,7 @@ mod greeting;
 mod growth;
 pub mod memory;
 mod newcomers;
+mod objects;
 mod pace;
 mod pausing;
 pub mod proc_files;
@@ -57,6 +59,7 @@ use self::children::Search;
 use self::common::Common;
 use self::greeting::Caller;
 use self::growth::{Growth, interval};
+use self::objects::Objects;
 use self::pace::Pace;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
@@ -158,6 +161,8 @@ pub struct RunOfPrograms {
     pub variable: String,
     /// See [`PagerConfig::programs_fork`](crate::config::PagerConfig::programs_fork).
     pub programs_fork: bool,
+    /// See [`PagerConfig::shared_memory`](crate::config::PagerConfig::shared_memory).
+    pub shared_memory: bool,
     /// Where evicted pages go.
     pub pool: Arc<BufferPool>,
 }
@@ -194,6 +199,7 @@ pub struct Survey {
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
     staying: StayingLook,
+    objects: Objects,
     unpaged: Unpaged,
     traced: Traced,
     /// Pages that the kernel counts more than once.
@@ -217,6 +223,7 @@ impl Survey {
         let regions = vec![Region::default(); REGIONS_MAX];
         let calls = Calls::new(run.head.address().fork_probe());
         let proof = Proof::new(&run)?;
+        let objects = Objects::new(run.shared_memory);
         Ok(Self {
             shared,
             listener,
@@ -237,6 +244,7 @@ impl Survey {
             own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
             staying: StayingLook::new()?,
+            objects,
             unpaged: Unpaged::default(),
             traced: Traced::default(),
             common: Common::default(),
@@ -321,13 +329,16 @@ impl Survey {
         self.settle_newcomers();
         self.follow_calls(now);
         self.adopt_children(now);
+        self.look_at_objects(now);
         let resident = self.count_memory(now);
         self.shared.counters.lent_pages.set(self.shared.page_indexes().volume_pages.lent());
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }
-        if self.is_paging {
+        if self.is_paging || !self.shared.objects.is_empty() {
             self.keep_pages();
+        }
+        if self.is_paging {
             self.register_all(now);
             self.start_evictors(now);
             self.make_pause(now);
@@ -342,7 +353,7 @@ impl Survey {
     /// Counts the pages of all programs, and tells the budget.
     fn count_memory(&mut self, now: Instant) -> i64 {
         let counted = self.count();
-        let resident = counted - self.common_pages(counted, now) + self.seats_pages();
+        let resident = counted - self.common_pages(counted, now) + self.seats_pages() + self.objects_pages();
         self.growth.counted(resident, self.shared.budget.resident_pages(), now);
         self.shared.budget.set_resident(resident);
         let counters = &self.shared.counters;
@@ -398,6 +409,8 @@ impl Survey {
             let space = tracked.space.id;
             let away = kept.iter().filter(|page| state.page_table.is_away(**page));
             self.shared.want(away.map(|page| Wanted { space, page: *page, is_writable: false }));
+            drop(state);
+            self.keep_pages_of_objects(&tracked.space, &kept);
             *lock(&tracked.space.kept_pages) = kept;
         }
     }

@@ -21,7 +21,9 @@ impl Survey {
         let most = harmless_bytes(&self.shared.budget);
         for tracked in self.tracked.iter_mut().filter(|tracked| !tracked.is_sharing_told) {
             let Some(process) = &tracked.process else { continue };
-            let Some(bytes) = process.shared_bytes().filter(|bytes| *bytes > most) else { continue };
+            let paged = self.shared.objects.bytes_of(tracked.space.id);
+            let shared = process.shared_bytes().map(|bytes| bytes.saturating_sub(paged));
+            let Some(bytes) = shared.filter(|bytes| *bytes > most) else { continue };
             // A program that locks all its memory has all of its seat too, which is ours.
             let seat = tracked.seat.as_ref().and_then(Seat::mapped).unwrap_or_default();
             let Some(bytes) = bytes.checked_sub(process.present_bytes(seat, &mut self.regions)) else { continue };

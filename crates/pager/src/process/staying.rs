@@ -74,6 +74,11 @@ impl StayingLook {
         let kernels_device = Memfd::create("spillway-device", PAGE_SIZE_BYTES as u64)?.device_number()?;
         Ok(Self { kernels_device, next: None, round: None })
     }
+
+    /// Of the file system that shared memory lies in.
+    pub(super) fn kernels_device(&self) -> DeviceNumber {
+        self.kernels_device
+    }
 }
 
 impl Survey {
@@ -140,6 +145,7 @@ impl Survey {
         let ours: Vec<Range<u64>> = tracked.excluded.iter().cloned().chain(tracked.space.evictors_ranges()).collect();
         let devices = MemoryDevices::of(self.staying.kernels_device, &process.mounts().ok()?);
         let mut mappings = staying_mappings(&process.maps().ok()?, &devices, &ours);
+        mappings.retain(|mapping| mapping.object.is_none_or(|(id, _)| !self.is_paged_object(id)));
         mappings.reverse();
         let mut program = StayingProgram { process: number, name: process.name()?, bytes: StayingBytes::default() };
         let walk = Duration::from_nanos(tracked.pages.unsigned_abs() * COMMON_WALK_NS_PER_PAGE);

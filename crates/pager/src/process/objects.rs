@@ -1,0 +1,389 @@
+//! Takes shared objects in whose pages may leave, and makes them whole again where that ends
+//! ([`crate::shared_memory`]).
+//!
+//! An object is taken in only if every mapping of it is registered. That is decided with the tables of all programs of
+//! the run locked: no message is read then, so a fork that has happened shows (its parent waits until it is told), and
+//! its child does not run. Maps are read, every mapping is registered, and maps are read once more: they must say the
+//! same. From then on a mapping can only come by a fork or a move, which the kernel tells, or by calls that are asked
+//! about ([`Called::Shared`](spillway_sys::call_notices::Called::Shared)).
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use rustix::fs::{SeekFrom, seek};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::process::every_process;
+
+use crate::address_space::{AddressSpace, SpaceState, Wanted};
+use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
+use crate::limits::{OBJECT_BYTES_MIN, OBJECT_LOOK_INTERVAL};
+use crate::mappings::staying_kinds::{MemoryDevices, ObjectId, StayingKind, staying_mappings};
+use crate::page_table::PageTable;
+use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::virtual_page::VirtualPage;
+use crate::process::calls::room_bytes;
+use crate::process::proc_files::{Process, maps_of};
+use crate::process::{Survey, TrackedProcess};
+use crate::shared_memory::evictor::{ObjectEvictor, ObjectSigns};
+use crate::shared_memory::memory::ObjectMemory;
+use crate::shared_memory::views::View;
+use crate::threads::lock::lock;
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Where the kernel says whether new pages of shared memory may be huge: a part of such a page is not taken out, but
+/// zeroed in place (`truncate_inode_partial_folio` in mm/truncate.c).
+const HUGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Objects of the run.
+#[derive(Default)]
+pub(super) struct Objects {
+    /// Of a run whose shared memory is to be paged.
+    is_wanted: bool,
+    known: Vec<Known>,
+    next_look: Option<Instant>,
+    /// Why no pages of objects leave any more.
+    ended: Option<String>,
+    /// Of what the user was told that it stays.
+    told: HashSet<ObjectId>,
+}
+
+impl Objects {
+    pub(super) fn new(is_wanted: bool) -> Self {
+        Self { is_wanted, ..Self::default() }
+    }
+}
+
+/// An object that was taken in.
+struct Known {
+    id: ObjectId,
+    space: Arc<AddressSpace>,
+    file: Arc<File>,
+    signs: Arc<ObjectSigns>,
+    /// Set once its pages are to stay: they come back, and none leaves as long as this is held.
+    returning: Option<ForkPageIn>,
+    /// They are there.
+    is_whole: bool,
+}
+
+/// One mapping of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping {
+    range: Range<u64>,
+    offset: u64,
+}
+
+impl Survey {
+    /// Pages of objects that were taken in, each once.
+    pub(super) fn objects_pages(&self) -> i64 {
+        // In units of 512 bytes (stat(2)).
+        let blocks = self.objects.known.iter().map(|known| known.file.metadata().map_or(0, |about| about.blocks()));
+        (blocks.sum::<u64>() * 512 / PAGE).cast_signed()
+    }
+
+    /// Whether this object's pages leave, or did: the user is not told that it stays.
+    pub(super) fn is_paged_object(&self, id: ObjectId) -> bool {
+        self.objects.known.iter().any(|known| known.id == id && known.returning.is_none())
+    }
+
+    /// Takes in objects that came, gives up those that went, and goes on with those that are to be whole.
+    pub(super) fn look_at_objects(&mut self, now: Instant) {
+        if !self.objects.is_wanted {
+            return;
+        }
+        self.forget_objects();
+        let mut doubtful = Vec::new();
+        for known in &mut self.objects.known {
+            if known.signs.is_breached.swap(false, Ordering::SeqCst) {
+                self.shared.fail(
+                    "shared memory was mapped by a process that the pager does not know, which may have read zeroes in \
+                     place of pages, so the programs that share it are killed"
+                        .to_owned(),
+                );
+            }
+            if known.signs.is_doubtful.load(Ordering::SeqCst) && known.returning.is_none() {
+                doubtful.push(Arc::clone(&known.space));
+            }
+            if let Some(page_in) = known.returning.as_mut().filter(|_| !known.is_whole) {
+                known.is_whole = page_in.look(now, &room_bytes) == PageInProgress::All;
+            }
+        }
+        self.make_local(&doubtful, "a program maps it in another way than the kernel told (MADV_DONTFORK, say)", now);
+        let is_due = self.objects.next_look.is_none_or(|at| at <= now);
+        if is_due && self.objects.ended.is_none() && self.calls.may_take_objects_in() {
+            self.take_objects_in();
+            self.objects.next_look = Some(Instant::now() + OBJECT_LOOK_INTERVAL);
+        }
+    }
+
+    fn forget_objects(&mut self) {
+        let shared = &self.shared;
+        self.objects.known.retain(|known| {
+            let is_mapped = shared.objects.read().iter().any(|view| view.object.id == known.space.id);
+            if !is_mapped {
+                shared.dismiss(&known.space);
+            }
+            is_mapped
+        });
+    }
+
+    /// The pages of these objects come back and stay, for good.
+    pub(super) fn make_local(&mut self, objects: &[Arc<AddressSpace>], reason: &str, now: Instant) {
+        for known in &mut self.objects.known {
+            if known.returning.is_none() && objects.iter().any(|object| object.id == known.space.id) {
+                known.returning = Some(ForkPageIn::begin(&self.shared, vec![Arc::clone(&known.space)], &ALL, now));
+                self.shared
+                    .fail(format!("shared anonymous memory (object {}) stays local from now on: {reason}", known.id.1));
+            }
+        }
+    }
+
+    /// The pages of all objects, also of those to come, stay from now on.
+    pub(super) fn end_objects(&mut self, reason: &str, now: Instant) {
+        if !self.objects.is_wanted || self.objects.ended.is_some() {
+            return;
+        }
+        self.objects.ended = Some(reason.to_owned());
+        let all: Vec<Arc<AddressSpace>> = self.objects.known.iter().map(|known| Arc::clone(&known.space)).collect();
+        self.shared.fail(format!("pages of shared memory leave no more in this run: {reason}"));
+        self.make_local(&all, reason, now);
+    }
+
+    /// How far these objects are on their way to be whole.
+    pub(super) fn objects_progress(&mut self, objects: &[SpaceId], now: Instant) -> PageInProgress {
+        let concerned = self.objects.known.iter_mut().filter(|known| objects.contains(&known.space.id));
+        for known in concerned.filter(|known| !known.is_whole) {
+            let Some(page_in) = &mut known.returning else { return PageInProgress::NotYet };
+            match page_in.look(now, &room_bytes) {
+                PageInProgress::All => known.is_whole = true,
+                other => return other,
+            }
+        }
+        PageInProgress::All
+    }
+
+    /// All objects that were taken in.
+    pub(super) fn all_objects(&self) -> Vec<Arc<AddressSpace>> {
+        self.objects.known.iter().map(|known| Arc::clone(&known.space)).collect()
+    }
+
+    /// Rule 4 for pages of objects: those of `kept` that are away come back.
+    pub(super) fn keep_pages_of_objects(&self, space: &AddressSpace, kept: &[VirtualPage]) {
+        for page in kept {
+            let Some((object, offset)) = self.shared.objects.find(space.id, page.address()) else { continue };
+            let page = VirtualPage::at(offset);
+            if object.lock().page_table.is_away(page) {
+                self.shared.want([Wanted { space: object.id, page, is_writable: false }]);
+            }
+        }
+    }
+
+    fn take_objects_in(&mut self) {
+        let mut found: Vec<ObjectId> = Vec::new();
+        for tracked in &self.tracked {
+            let Some(Ok(text)) = tracked.process.as_ref().map(Process::maps) else { continue };
+            for (id, mapping) in self.mappings_in(tracked, &text) {
+                let is_small = mapping.range.end - mapping.range.start < OBJECT_BYTES_MIN;
+                let is_known = self.objects.known.iter().any(|known| known.id == id) || found.contains(&id);
+                if !is_small && !is_known && !self.objects.told.contains(&id) {
+                    found.push(id);
+                }
+            }
+        }
+        for id in found {
+            if let Err(Some(reason)) = self.take_object_in(id) {
+                self.objects.told.insert(id);
+                self.shared.fail(format!("shared anonymous memory (object {}) stays local: {reason}", id.1));
+            }
+        }
+    }
+
+    /// Shared anonymous memory that `tracked` maps, by the text of its maps.
+    fn mappings_in(&self, tracked: &TrackedProcess, text: &str) -> Vec<(ObjectId, Mapping)> {
+        if !may_have_objects(text) {
+            return Vec::new();
+        }
+        let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
+        let ours: Vec<Range<u64>> = tracked.excluded.iter().cloned().chain(tracked.space.evictors_ranges()).collect();
+        let all = staying_mappings(text, &devices, &ours).into_iter();
+        let of_objects = all.filter(|mapping| mapping.of_object == Some(StayingKind::SharedAnonymous));
+        of_objects.filter_map(|one| one.object.map(|(id, offset)| (id, Mapping { range: one.range, offset }))).collect()
+    }
+
+    /// Takes one object in. `Err(None)`: not now; with a reason: never.
+    fn take_object_in(&mut self, id: ObjectId) -> Result<(), Option<String>> {
+        if may_be_huge() {
+            return Err(Some(format!("its pages may be huge; write `never` to {HUGE_SETTINGS}/shmem_enabled")));
+        }
+        if self.tracked.iter().any(|tracked| tracked.process.is_none()) || !self.newcomers.is_empty() {
+            return Err(None);
+        }
+        let mut programs: Vec<(Arc<AddressSpace>, usize)> =
+            self.tracked.iter().enumerate().map(|(index, tracked)| (Arc::clone(&tracked.space), index)).collect();
+        programs.sort_unstable_by_key(|(space, _)| space.id.0);
+        let guards: Vec<MutexGuard<'_, SpaceState>> = programs.iter().map(|(space, _)| space.lock()).collect();
+        let is_complete = self
+            .shared
+            .spaces()
+            .iter()
+            .all(|space| space.is_object || programs.iter().any(|(known, _)| known.id == space.id));
+        let are_settled = || {
+            programs.iter().zip(&guards).all(|((space, _), state)| {
+                state.mapping_events.is_empty() && state.late_event.is_none() && !space.memory.is_changing()
+            })
+        };
+        if !is_complete || !are_settled() {
+            return Err(None);
+        }
+        let mut views: Vec<(Arc<AddressSpace>, u32, Vec<Mapping>)> = Vec::new();
+        for (space, index) in &programs {
+            let mappings = self.mappings_of(*index, id).ok_or(None)?;
+            if mappings.is_empty() {
+                continue;
+            }
+            for mapping in &mappings {
+                space.memory.register(mapping.range.clone()).map_err(|_| None)?;
+            }
+            let process = self.tracked[*index].process.as_ref().ok_or(None)?.number();
+            views.push((Arc::clone(space), process, mappings));
+        }
+        // Nothing came or went since: the same mappings, all registered, and no change that was not told.
+        for (space, index) in &programs {
+            let again = self.mappings_of(*index, id).ok_or(None)?;
+            let before = views.iter().find(|(other, ..)| other.id == space.id).map(|(.., mappings)| &mappings[..]);
+            if again != before.unwrap_or_default() {
+                return Err(None);
+            }
+        }
+        if !are_settled() || views.is_empty() {
+            return Err(None);
+        }
+        self.check_others(id, &views)?;
+        let result = self.admit_object(id, &views);
+        drop(guards);
+        result
+    }
+
+    fn mappings_of(&self, index: usize, id: ObjectId) -> Option<Vec<Mapping>> {
+        let tracked = &self.tracked[index];
+        let text = tracked.process.as_ref()?.maps().ok()?;
+        Some(
+            self.mappings_in(tracked, &text)
+                .into_iter()
+                .filter(|(other, _)| *other == id)
+                .map(|(_, one)| one)
+                .collect(),
+        )
+    }
+
+    /// No process outside of the run maps the object, and no program of it locks memory.
+    fn check_others(
+        &self,
+        id: ObjectId,
+        views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)],
+    ) -> Result<(), Option<String>> {
+        for (_, process, _) in views {
+            let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(|_| None)?;
+            if bytes_of(&status, "VmLck").unwrap_or(0) > 0 {
+                return Err(Some(format!("process {process}, which maps it, locks memory")));
+            }
+        }
+        let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
+        for process in every_process().map_err(|_| None)? {
+            if self.tracked.iter().any(|tracked| tracked.process.as_ref().is_some_and(|one| one.number() == process)) {
+                continue;
+            }
+            let text = maps_of(process).unwrap_or_default();
+            let maps_it = |text: &str| {
+                staying_mappings(text, &devices, &[]).iter().any(|one| one.object.is_some_and(|(other, _)| other == id))
+            };
+            if may_have_objects(&text) && maps_it(&text) {
+                return Err(Some(format!("process {process}, which is not paged, maps it")));
+            }
+        }
+        Ok(())
+    }
+
+    fn admit_object(
+        &mut self,
+        id: ObjectId,
+        views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)],
+    ) -> Result<(), Option<String>> {
+        let (_, process, mappings) = &views[0];
+        let Range { start, end } = mappings[0].range.clone();
+        let path = format!("/proc/{process}/map_files/{start:x}-{end:x}");
+        let file = File::options().read(true).write(true).open(&path).map_err(|error| {
+            // It has moved, or its process has ended.
+            (error.kind() != std::io::ErrorKind::NotFound).then(|| {
+                format!(
+                    "{path} cannot be opened ({error}); that takes CAP_CHECKPOINT_RESTORE, so start the run as root"
+                )
+            })
+        })?;
+        let about = file.metadata().map_err(|_| None)?;
+        if about.ino() != id.1 {
+            return Err(None);
+        }
+        let number = self.shared.next_space();
+        let system = |error: std::io::Error| Some(format!("it cannot be prepared: {error}"));
+        let memory = ObjectMemory::new(number, Arc::clone(&self.shared.objects)).map_err(system)?;
+        let mut table = PageTable::of_object(number, about.len().next_multiple_of(PAGE));
+        note_pages(&file, &mut table, &self.shared);
+        let space = Arc::new(AddressSpace::of_object(table, Box::new(memory)));
+        let (file, signs) = (Arc::new(file), Arc::new(ObjectSigns::default()));
+        let evictor = ObjectEvictor::new(
+            number,
+            Arc::clone(&self.shared.objects),
+            Arc::clone(&file),
+            Arc::clone(&self.run.pool),
+            Arc::clone(&signs),
+        );
+        *lock(&space.evictor) = Some(Box::new(evictor));
+        self.shared.objects.add(views.iter().flat_map(|(program, _, mappings)| {
+            mappings.iter().map(|mapping| View {
+                space: Arc::clone(program),
+                range: mapping.range.clone(),
+                object: Arc::clone(&space),
+                offset: mapping.offset,
+            })
+        }));
+        self.shared.admit(Arc::clone(&space));
+        self.shared.counters.shared_objects.add(1);
+        self.objects.known.push(Known { id, space, file, signs, returning: None, is_whole: false });
+        Ok(())
+    }
+}
+
+/// Whether maps name shared anonymous memory, as the kernel calls it.
+fn may_have_objects(maps: &str) -> bool {
+    ["/dev/zero", "[anon_shmem:"].iter().any(|name| maps.contains(name))
+}
+
+/// Tells the policy of the pages that the object has.
+fn note_pages(file: &File, table: &mut PageTable, shared: &crate::pager_state::PagerState) {
+    let mut place = 0;
+    while let Ok(data) = seek(file, SeekFrom::Data(place)) {
+        let Ok(hole) = seek(file, SeekFrom::Hole(data)) else { break };
+        let page_indexes = &mut shared.page_indexes();
+        VirtualPage::all_in(data..hole.next_multiple_of(PAGE)).for_each(|page| table.found(page, page_indexes));
+        place = hole;
+    }
+}
+
+/// Whether the kernel may make huge pages of shared memory.
+fn may_be_huge() -> bool {
+    let is_never = |text: &str| ["[never]", "[deny]", "[inherit]"].iter().any(|word| text.contains(word));
+    let Ok(all) = fs::read_to_string(format!("{HUGE_SETTINGS}/shmem_enabled")) else {
+        // A kernel without huge pages.
+        return false;
+    };
+    let sizes = fs::read_dir(HUGE_SETTINGS).into_iter().flatten().flatten();
+    let mut by_size = sizes.filter_map(|entry| fs::read_to_string(entry.path().join("shmem_enabled")).ok());
+    !is_never(&all) || by_size.any(|text| !is_never(&text))
+}
