@@ -16,7 +16,7 @@
 //!   half and a quarter; `pager/descriptors.rs`: many programs at once; `pager/bare_exits.rs`: programs whose ends no
 //!   library hears of; `pager/threads.rs`: what they have more than they started; `pager/back_pressure.rs`: who
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/staying.rs`: and of
-//!   memory that stays local; `pager/refused.rs`: programs
+//!   memory that stays local; `pager/shared_memory.rs`: shared memory that leaves; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
 //!   `pager/prefetching.rs`: pages that come along.
 //! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
@@ -59,6 +59,7 @@ mod pager {
     mod prefetching;
     mod refused;
     mod sanitizers;
+    mod shared_memory;
     mod slow_donors;
     mod staying;
     mod threads;
