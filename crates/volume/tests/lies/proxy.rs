@@ -11,8 +11,9 @@ use spillway_fabric::wire::data::{RESPONSE_HEADER_BYTES, ResponseHeader};
 use spillway_fabric::wire::foreign::PREFACE_BYTES;
 use spillway_fabric::wire::preface::{self, Role};
 
-/// What a donor says on a data connection before it answers requests: preface, verdict and nonce, proof.
-const HANDSHAKE_BYTES: usize = PREFACE_BYTES + 33 + 32;
+/// What a donor says on a data connection before it answers requests: preface, verdict and nonce; then its proof, once
+/// the borrower has sent its own.
+const HANDSHAKE_BYTES: [usize; 2] = [PREFACE_BYTES + 33, 32];
 
 /// What the proxy did, shared with its threads.
 #[derive(Debug, Default)]
@@ -63,9 +64,11 @@ fn pass(mut borrower: TcpStream, mut donor: TcpStream, lies: &Arc<Lies>) {
 
 /// Passes a donor's answers on, frame by frame, until either end closes.
 fn answers(donor: &mut TcpStream, borrower: &mut TcpStream, lies: &Lies) -> std::io::Result<()> {
-    let mut handshake = [0; HANDSHAKE_BYTES];
-    donor.read_exact(&mut handshake)?;
-    borrower.write_all(&handshake)?;
+    for length in HANDSHAKE_BYTES {
+        let mut handshake = vec![0; length];
+        donor.read_exact(&mut handshake)?;
+        borrower.write_all(&handshake)?;
+    }
     let mut former = Vec::new();
     loop {
         let mut header = [0; RESPONSE_HEADER_BYTES];
