@@ -17,6 +17,7 @@ use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 use spillway_fabric::site::Site;
+use spillway_fabric::rdma::port::KeptPorts;
 use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_volume::manager::decisions::Decisions;
@@ -112,6 +113,7 @@ impl Linked {
             name: "links".to_owned(),
             key: None,
             transport,
+            rdma_ports: KeptPorts::default(),
             wrapper: QueuePairWrapper::default(),
             decisions,
             slab_findings: Findings::default(),
