@@ -95,11 +95,11 @@ impl Study for RdmaStudy {
     }
 
     fn rounds(&self) -> usize {
-        3
+        1
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (90, 50)
+        (80, 50)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
