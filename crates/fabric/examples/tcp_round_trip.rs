@@ -8,7 +8,7 @@
 //! Run: `cargo run --release -p spillway-fabric --example tcp_round_trip`
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::completion::{HybridWait, Step};
 use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
-use spillway_fabric::tcp::{Greeting, SlabDirectory, TcpQueuePair, Traffic, serve};
+use spillway_fabric::tcp::{Greeting, Shares, SlabDirectory, TcpQueuePair, Traffic, Weights, serve};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES};
@@ -79,7 +79,8 @@ fn compare(name: &str, borrower_cpu: usize, donor_cpu: usize) -> io::Result<()> 
             (&donor).read_exact(&mut [0; PREFACE_BYTES])?;
             let deadline = Instant::now() + HANDSHAKE_DEADLINE;
             Greeting::receive(&donor, deadline)?.admit(&donor, &TOKEN, deadline)?;
-            serve(donor, &slab, &Traffic::default(), &stop)
+            let shares = Shares::new(Weights::default());
+            serve(donor, &slab, &Traffic::default(), shares.join(Ipv4Addr::LOCALHOST.into()), &stop)
         });
         let _stop = StopOnDrop(&stop);
         pin(borrower_cpu)?;

@@ -100,7 +100,7 @@ mod tests {
         let (copy, old) = (source.clone(), source.current());
         let new = ClusterKey::create(&next).unwrap();
         ClusterKey::accept_next(&path, &next).unwrap();
-        assert_eq!(copy.current(), old.clone().accepting(&new));
+        assert_eq!(copy.current(), old.accepting(&new));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(copy.current().ids().len(), 2, "others may read it, so it is not read");
         std::fs::remove_file(&path).unwrap();

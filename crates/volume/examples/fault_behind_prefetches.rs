@@ -75,7 +75,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             (&donor).read_exact(&mut [0; PREFACE_BYTES])?;
             let deadline = Instant::now() + HANDSHAKE_DEADLINE;
             Greeting::receive(&donor, deadline)?.admit(&donor, &TOKEN, deadline)?;
-            serve(donor, &slab, &Traffic::default(), &stop)
+            let shares = spillway_fabric::tcp::Shares::new(spillway_fabric::tcp::Weights::default());
+            let share = shares.join([127, 0, 0, 1].into());
+            serve(donor, &slab, &Traffic::default(), share, &stop)
         });
         let _stop = StopOnDrop(&stop);
         measure(&mut Reader::new(borrower)?);

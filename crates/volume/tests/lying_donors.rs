@@ -107,6 +107,7 @@ impl TestDonor {
             slab_prepared_count: 0,
             slab_size_hint_bytes: SLAB,
             machine_limit_bytes: None,
+            weights: spillway_fabric::tcp::Weights::default(),
             site: spillway_fabric::site::Site::default(),
         });
         let donor = donor.unwrap();

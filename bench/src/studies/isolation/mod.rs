@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use spillway_donor::{DonorConfig, ListenAddress};
 use spillway_fabric::key::ClusterKey;
+use spillway_fabric::key_source::KeySource;
 use spillway_fabric::queue_pair::Operation;
 use spillway_fabric::site::Site;
 use spillway_fabric::tcp::Weights;
@@ -132,7 +133,7 @@ fn config(link: Link, beside: Beside, key: &ClusterKey) -> Result<DonorConfig, H
         headroom_bytes: 0,
         listen: vec![ListenAddress::Tcp(format!("{}:0", link.donor()))],
         unix_path: None,
-        key: Some(key.clone()),
+        key: Some(KeySource::from(key.clone())),
         machine_limit_bytes: None,
         weights: Weights::new(named).map_err(|error| HarnessError::failed("weights", error.to_string()))?,
         site: Site::default(),

@@ -197,6 +197,7 @@ impl PagedRun {
             preload,
             donor_wait: DONOR_WAIT,
             programs_fork,
+            shared_memory: false,
             fault_threads: None,
             prefetch: self.policies.prefetch,
             eager_eviction: self.policies.eager,

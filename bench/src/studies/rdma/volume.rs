@@ -67,6 +67,7 @@ impl VolumeReads {
             redundancy: Redundancy::NONE,
             mapping: MappingPolicy::OnDemand,
             transport,
+            bandwidth_bytes_per_second: None,
             backing: None,
             fill_backing: false,
             donor_wait: WITHIN,

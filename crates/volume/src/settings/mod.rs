@@ -218,6 +218,7 @@ mod tests {
             key_file: None,
             redundancy: Redundancy::NONE,
             mapping: MappingPolicy::OnDemand,
+            bandwidth_bytes_per_second: None,
             transport: TransportChoice::Auto,
             seal: SealChoice::Auto,
             check: CheckChoice::On,
