@@ -36,12 +36,16 @@ impl Study for ClusterMembershipStudy {
         "traffic and times of the membership, by the size of a simulated cluster"
     }
 
+    fn rounds(&self) -> usize {
+        1
+    }
+
     fn rounds_quick(&self) -> usize {
         1
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (30, 5)
+        (25, 5)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

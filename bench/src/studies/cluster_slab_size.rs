@@ -69,7 +69,7 @@ impl Study for ClusterSlabSizeStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (60, 8)
+        (20, 8)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

@@ -91,7 +91,7 @@ impl Study for DcmStudy {
     }
 
     fn rounds(&self) -> usize {
-        2
+        1
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {

@@ -84,7 +84,7 @@ impl Study for IsolationStudy {
     }
 
     fn rounds(&self) -> usize {
-        5
+        3
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
