@@ -248,8 +248,8 @@ pub(crate) struct RunArguments {
     /// yes, with --via pager]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub(crate) eager_eviction: Option<RunEagerEviction>,
-    /// Shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a program uses
-    /// devices in ways that the run cannot see, see docs/pager-programs.md [default: none]
+    /// An experiment: shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a
+    /// program uses devices in ways that the run cannot see, see docs/pager-programs.md [default: none]
     #[arg(long, value_name = "KIND", value_enum)]
     pub(crate) shared_memory: Option<SharedMemoryChoice>,
     /// Page to this machine's own memory, without donors: the yardstick for measurements

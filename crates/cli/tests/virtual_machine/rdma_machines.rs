@@ -214,6 +214,7 @@ fn two_copies(machines: &mut Machines, rounds: u64) {
 }
 
 #[test]
+#[ignore = "ten minutes on emulated machines: `make soak` runs it"]
 fn swap_in_another_machine_by_rdma_is_exact_through_every_fault() {
     emulated(|| {
         let Some(mut machines) = Machines::boot() else { return };
