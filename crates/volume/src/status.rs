@@ -65,8 +65,7 @@ pub struct BandwidthStatus {
     pub held_us: u64,
 }
 
-/// The slabs in order, as squares of a picture: at most [`SLAB_SQUARES_MAX`](crate::limits::SLAB_SQUARES_MAX), each of
-/// neighbouring slabs.
+/// The slabs in order, as squares of a picture: at most [`SLAB_SQUARES_MAX`], each of neighbouring slabs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlabMapStatus {
     /// Slabs that share a square; the last square may have fewer.

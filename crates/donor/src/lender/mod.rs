@@ -7,7 +7,7 @@
 //! [`connections`](crate::connections).
 //!
 //! The life of one slab:
-//! 1. *Asked for.* `Message::Ask` of an open session keeps room for one slab ([`reservations`]), which `Lease` with the
+//! 1. *Asked for.* `Message::Ask` of an open session keeps room for one slab (`reservations`), which `Lease` with the
 //!    same number takes. A `Lease` of its own gets a slab if there is room in the quota and above the headroom, else
 //!    `Refused`.
 //! 2. *Made.* A slab that was made ahead is taken; else [`Output::Make`], and its memory counts as taken from now on.
