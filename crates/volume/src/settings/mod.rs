@@ -46,6 +46,7 @@ use crate::state::records::ADDRESS_BYTES_MAX;
 ///     redundancy: "replicas=2".parse().unwrap(),
 ///     mapping: MappingPolicy::OnDemand,
 ///     transport: TransportChoice::Auto,
+///     bandwidth_bytes_per_second: None,
 ///     seal: SealChoice::Auto,
 ///     check: CheckChoice::On,
 ///     backing: None,
