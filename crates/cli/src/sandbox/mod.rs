@@ -55,11 +55,11 @@ const WRITTEN: [&str; 4] = ["/sys/fs/cgroup", "/proc/self", "/dev/infiniband", "
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SandboxChoice {
     /// As far as the kernel can; `status` says how far.
-    #[default]
     Auto,
     /// Refuse to start without.
     On,
-    /// For debugging.
+    /// None: in a sandbox RDMA devices cannot be opened, and a donor of root cannot remove its memory group.
+    #[default]
     Off,
 }
 
