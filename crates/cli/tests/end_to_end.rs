@@ -16,6 +16,7 @@
 //!   and `off`.
 //! - `both_ways/clusters.rs`, `end_to_end/clusters.rs`: donors that a run, a device and an agent find in the cluster.
 //! - `end_to_end/prefetching.rs`: pages that come from swap before the program faults on them.
+//! - `end_to_end/recipes.rs`: the files of `docs/recipes.md`.
 //! - `end_to_end/network_disk.rs`: a device that NBD clients use.
 //! - `end_to_end/crash.rs`: the device's own process dies, and another one goes on.
 //! - `both_ways/chaos.rs`: donors die, stop and come back; `both_ways/cut_off.rs`: cables are pulled and disks are
@@ -43,5 +44,6 @@ mod end_to_end {
     mod network_disk;
     mod plain_device;
     mod prefetching;
+    mod recipes;
     mod unmovable;
 }

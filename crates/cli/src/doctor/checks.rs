@@ -1,5 +1,5 @@
 //! What the kernel and the user can do, one function for each capability. [`super::pager_checks`] has those of the
-//! pager.
+//! pager, [`super::interplay_checks`] what else decides about memory.
 
 use std::fs;
 
@@ -11,16 +11,15 @@ use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::check::{Check, State, Way};
-use super::pager_checks;
-use crate::machine::swap_list;
+use super::{interplay_checks, pager_checks};
 use crate::machine::system::System;
 use crate::sandbox;
 
-fn good(name: &'static str, detail: impl Into<String>) -> Check {
+pub(super) fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check { name, needed_for: Way::Swap, state: State::Good, detail: detail.into(), mend: None }
 }
 
-fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
+pub(super) fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
     Check { name, needed_for: Way::Swap, state, detail: detail.into(), mend: Some(mend.to_owned()) }
 }
 
@@ -47,11 +46,10 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         front_end(system),
         swap_prefetching(system),
         rdma(system),
-        compressed_swap_cache(system),
         donors_sandbox(),
     ];
     excuse_front_end(&mut checks);
-    checks.extend(rival_areas());
+    checks.extend(interplay_checks::all(system));
     checks.extend(pager_checks::all(system));
     checks
 }
@@ -286,37 +284,13 @@ fn rdma(system: &System) -> Check {
     }
 }
 
-/// Pages that zswap keeps compressed in local memory never reach a donor.
-fn compressed_swap_cache(system: &System) -> Check {
-    match system.text("/sys/module/zswap/parameters/enabled").as_deref() {
-        Some("Y") => lacking(
-            "zswap",
-            State::Optional,
-            "on: pages are kept compressed in local memory before they go to donors",
-            "echo N > /sys/module/zswap/parameters/enabled",
-        ),
-        _ => good("zswap", "off"),
-    }
-}
-
-/// Areas of one priority share pages, so that a donor-backed one gets only some.
-fn rival_areas() -> Option<Check> {
-    let areas = swap_list::read().ok()?;
-    let area = areas.iter().find(|area| !swap_list::rivals(&areas, &area.path, area.priority).is_empty())?;
-    let rival =
-        swap_list::rivals(&areas, &area.path, area.priority).first().map(|rival| rival.path.display().to_string())?;
-    let detail =
-        format!("{} and {rival}: pages go to the one of higher priority, and to both at the same", area.path.display());
-    Some(lacking("swap areas", State::Optional, detail, &format!("swapoff {rival}")))
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use spillway_frontend::front_end::FrontEndError;
 
     use super::*;
 
-    fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
+    pub(in super::super) fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
         let directory = tempfile::tempdir().unwrap();
         let system = System::of_files(directory.path().to_path_buf(), true);
         for (path, text) in files {
@@ -387,13 +361,9 @@ mod tests {
 
     #[test]
     fn old_kernels_and_hindrances_are_named() {
-        let (_directory, system) = system(&[
-            ("/proc/sys/kernel/osrelease", "4.19.0-27\n"),
-            ("/sys/module/zswap/parameters/enabled", "Y\n"),
-            ("/proc/sys/kernel/io_uring_disabled", "2\n"),
-        ]);
+        let (_directory, system) =
+            system(&[("/proc/sys/kernel/osrelease", "4.19.0-27\n"), ("/proc/sys/kernel/io_uring_disabled", "2\n")]);
         assert_eq!(kernel(&system).state, State::Bad);
-        assert_eq!(compressed_swap_cache(&system).state, State::Optional);
         assert_eq!(io_uring(&system).state, State::Optional);
     }
 

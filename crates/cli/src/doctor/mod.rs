@@ -1,10 +1,12 @@
 //! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead
 //! processes of ours left behind.
 //!
-//! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager.
+//! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager; [`interplay_checks`]: what
+//!   else on the machine decides about memory.
 
 pub(crate) mod check;
 pub(crate) mod checks;
+pub(crate) mod interplay_checks;
 pub(crate) mod pager_checks;
 
 use std::fmt::Write;
