@@ -9,6 +9,9 @@
 //! as long as its donor is waited for ([`Patience`](crate::patience::Patience)). Until then the buffer belongs to the
 //! transport; after it, the transport never touches the buffer again. When a connection fails, every request in
 //! flight completes with an error and every later `post` says `Down`.
+//!
+//! A caller that stops polling with requests in flight gets no completion, so the buffers stay the transport's. It has
+//! them back by [`QueuePair::halt`]: an RDMA device moves bytes although no thread polls.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -113,6 +116,10 @@ pub struct Completion {
 ///     fn is_down(&self) -> bool {
 ///         true
 ///     }
+///
+///     fn halt(&mut self) -> bool {
+///         true
+///     }
 /// }
 ///
 /// assert_eq!(Lost::default().poll(Instant::now(), &mut |_| unreachable!("nothing was posted")), 0);
@@ -157,6 +164,12 @@ pub trait QueuePair: Send {
 
     /// Whether the connection is lost.
     fn is_down(&self) -> bool;
+
+    /// Ends the use of every buffer of requests in flight, for a caller that polls no more: a read brings nothing, and a
+    /// write sends nothing, from here on. What was sent may still arrive. False if that cannot be done now: the buffers
+    /// stay the transport's, and the caller tries again. Without a default, because a transport that forgets it lets
+    /// late bytes into buffers of other requests.
+    fn halt(&mut self) -> bool;
 
     /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a
     /// request. A process that reads them keeps the slab from being detached meanwhile.

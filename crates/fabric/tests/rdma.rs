@@ -35,13 +35,14 @@ const WITHIN: Duration = Duration::from_secs(600);
 const DEVICE: &str = "modprobe rdma_rxe && rdma link add rxe_lo type rxe netdev lo";
 
 /// Tests that run in the guest, one after the other.
-const IN_GUEST: [&str; 6] = [
+const IN_GUEST: [&str; 7] = [
     "the_promises_of_every_transport_are_kept",
     "nothing_is_allocated_on_the_path",
     "a_discard_is_seen_by_both_ends",
     "a_write_after_its_slab_was_taken_back_breaks_the_connection_and_no_memory",
     "the_event_tells_of_completions_that_come_after_it_was_armed",
     "a_connection_that_broke_is_mended_and_every_request_ends_once",
+    "a_device_goes_on_without_polls_until_it_is_halted",
 ];
 
 #[test]
@@ -268,4 +269,47 @@ fn a_connection_that_broke_is_mended_and_every_request_ends_once() {
         pair.is_down()
     });
     assert_eq!(ended.iter().map(|ended| ended.result).collect::<Vec<_>>(), [Err(RequestError::Down)]);
+}
+
+/// Slots of `pool` that a read of `byte` filled.
+fn filled(pool: &BufferPool, byte: u8) -> usize {
+    (0..pool.slot_count()).filter(|slot| content(pool, pool.slot(*slot)).contains(&byte)).count()
+}
+
+/// As when a session ends on the control channel while its device works: the buffers are other requests' from then on.
+#[test]
+#[ignore = "runs in a guest"]
+fn a_device_goes_on_without_polls_until_it_is_halted() {
+    const OLD: u8 = 3;
+    let pool = pool(32, 65536);
+    let post_reads = |pair: &mut dyn QueuePair| {
+        (0..32).for_each(|slot| fill(&pool, pool.slot(slot), 0));
+        for slot in 0..32 {
+            let read = request(Operation::Read, 0, slot % 4 * 65536, pool.slot(slot), slot as u32);
+            pair.post(read, Instant::now()).unwrap();
+        }
+    };
+    let (mut pair, lending) = over_rdma(1, &pool);
+    lending.slabs.memory(SlabHandle(0)).write(0, &[OLD; 4 * 65536]);
+    // Without the halt, bytes come although no thread polls.
+    post_reads(&mut pair);
+    wait_until(|| filled(&pool, OLD) == 32);
+    let mut ended = 0;
+    wait_until(|| {
+        pair.poll(Instant::now(), &mut |_| ended += 1);
+        ended == 32
+    });
+    for round in 0..8 {
+        let (mut pair, lending) = over_rdma(1, &pool);
+        lending.slabs.memory(SlabHandle(0)).write(0, &[OLD; 4 * 65536]);
+        post_reads(&mut pair);
+        // Some of them have come, of others a part.
+        wait_until(|| filled(&pool, OLD) >= 2 * round);
+        assert!(pair.halt(), "the device lets go");
+        assert!(pair.is_down());
+        (0..32).for_each(|slot| fill(&pool, pool.slot(slot), 0));
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(filled(&pool, OLD), 0, "round {round}: a late read touched a buffer");
+        assert_eq!(pair.post(request(Operation::Read, 0, 0, pool.slot(0), 0), Instant::now()), Err(PostError::Down));
+    }
 }

@@ -361,6 +361,10 @@ impl spillway_fabric::queue_pair::QueuePair for HeldUp {
     fn is_down(&self) -> bool {
         self.down
     }
+
+    fn halt(&mut self) -> bool {
+        true
+    }
 }
 
 /// After one queue pair to a donor failed, another must not make a copy valid that the first may still write to.

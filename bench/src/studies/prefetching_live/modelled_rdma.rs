@@ -91,6 +91,10 @@ impl QueuePair for ModelledRdma {
     fn is_down(&self) -> bool {
         self.below.is_down()
     }
+
+    fn halt(&mut self) -> bool {
+        self.below.halt()
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +129,10 @@ mod tests {
 
         fn is_down(&self) -> bool {
             false
+        }
+
+        fn halt(&mut self) -> bool {
+            true
         }
     }
 

@@ -167,6 +167,11 @@ impl QueuePair for FileQueuePair {
     fn is_down(&self) -> bool {
         false
     }
+
+    /// The kernel moves bytes by itself until each request has ended.
+    fn halt(&mut self) -> bool {
+        self.in_flight() == 0
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,12 @@
 //! When the connection breaks (a link was down, packets were not acknowledged), requests in flight stay, and another
 //! connection is made ([`super::repair`]) while the donor is waited for ([`Patience`]). A request that the donor's
 //! device refuses is an error of ours or of the donor's: the queue pair is down at once. So it is when the TCP
-//! connection ends. Before requests end as down the connection is reset, so that nothing lands in a buffer any more. A
-//! write that was given up may still reach the donor's memory, as over TCP.
+//! connection ends.
+//!
+//! The device moves bytes although no thread polls. So buffers are given back only when the connection is reset: before
+//! requests end as down, before others take their place, and when the caller polls no more ([`QueuePair::halt`]). While
+//! the device refuses the reset, requests wait, and it is tried again with each poll. A write that was given up may
+//! still reach the donor's memory, as over TCP.
 
 use std::collections::VecDeque;
 use std::io;
@@ -49,6 +53,8 @@ pub struct RdmaQueuePair {
     // Dropped before the region.
     connection: Connection,
     state: State,
+    /// The device has been reset since the last request, so it touches no buffer.
+    is_reset: bool,
     region: Arc<Region>,
     slabs: Arc<RemoteSlabs>,
     tcp: TcpQueuePair,
@@ -96,6 +102,7 @@ impl RdmaQueuePair {
         Ok(Self {
             connection,
             state: State::Works,
+            is_reset: false,
             region,
             slabs: parts.slabs,
             tcp: parts.tcp,
@@ -148,20 +155,25 @@ impl RdmaQueuePair {
         }
     }
 
+    /// Makes the device let go of all buffers; whether it did.
+    fn reset(&mut self) -> bool {
+        self.is_reset = self.is_reset || self.connection.reset().is_ok();
+        self.is_reset
+    }
+
     /// The connection is of no use any more, and another one is asked for.
     fn break_off(&mut self) {
         self.state = State::Broken;
         self.early_count = 0;
-        // One that cannot even be reset is in its error state already, where the device does nothing for it.
-        let _ = self.connection.reset();
+        self.reset();
         self.repair.want();
     }
 
     /// Takes the new connection, if it is there, and posts everything again: reads and whole pages written twice do no
     /// harm, as no other request for them was taken meanwhile.
     fn mend(&mut self) {
-        if self.repair.adopt(&mut self.connection) {
-            self.state = State::Works;
+        if self.reset() && self.repair.adopt(&mut self.connection) {
+            (self.state, self.is_reset) = (State::Works, false);
             for place in 0..QUEUE_DEPTH_MAX {
                 if self.pending[place].is_some() && self.hand_over(place).is_err() {
                     return self.break_off();
@@ -207,13 +219,12 @@ impl RdmaQueuePair {
         }
     }
 
-    /// Nothing of this queue pair touches a buffer from here on; then every request in flight ends.
+    /// Nothing of this queue pair touches a buffer from here on; then every request in flight ends. None ends while the
+    /// device does not let go: a later poll tries again.
     fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
-        if self.state == State::Works {
-            // As in `break_off`.
-            let _ = self.connection.reset();
+        if !self.halt() {
+            return 0;
         }
-        self.state = State::Down;
         let mut ended = self.refused.len();
         for completion in self.refused.drain(..) {
             complete(completion);
@@ -315,6 +326,9 @@ impl QueuePair for RdmaQueuePair {
             return false;
         }
         self.looks_at_tcp = true;
+        if self.state == State::Broken && !self.is_reset {
+            return true;
+        }
         if self.state == State::Broken || self.in_flight_by_rdma() == 0 {
             return self.tcp.wants_write() || !self.refused.is_empty();
         }
@@ -334,5 +348,14 @@ impl QueuePair for RdmaQueuePair {
 
     fn is_down(&self) -> bool {
         self.state == State::Down || self.tcp.is_down() || self.slabs.is_closed()
+    }
+
+    fn halt(&mut self) -> bool {
+        if self.reset() {
+            self.state = State::Down;
+        } else if self.state == State::Works {
+            self.break_off();
+        }
+        self.is_reset
     }
 }

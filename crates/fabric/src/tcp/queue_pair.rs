@@ -382,6 +382,11 @@ impl QueuePair for TcpQueuePair {
     fn is_down(&self) -> bool {
         self.failed || self.socket.is_none()
     }
+
+    /// Only `post` and `poll` send and receive.
+    fn halt(&mut self) -> bool {
+        true
+    }
 }
 
 fn place_of(sequence: u64) -> usize {

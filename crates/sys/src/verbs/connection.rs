@@ -236,13 +236,23 @@ impl Connection {
         self.modify(&mut attributes, named)
     }
 
-    /// Takes it back to where it was before [`Connection::connect`]. When this returns, no request in flight touches
-    /// memory any more, here or at the peer's command.
+    /// Takes it back to where it was before [`Connection::connect`]. After `Ok` no request in flight touches memory any
+    /// more, here or at the peer's command.
+    ///
+    /// A device that was taken away (EIO, ENODEV) counts as reset: the kernel has ended all that used it before it says
+    /// so.
     pub fn reset(&mut self) -> io::Result<()> {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attributes: QueuePairAttributes = unsafe { zeroed() };
         attributes.qp_state = state::RESET;
-        self.modify(&mut attributes, mask::STATE)
+        let was_taken_away = |error: &io::Error| {
+            let gone = [rustix::io::Errno::IO, rustix::io::Errno::NODEV];
+            error.raw_os_error().is_some_and(|number| gone.iter().any(|errno| errno.raw_os_error() == number))
+        };
+        match self.modify(&mut attributes, mask::STATE) {
+            Err(error) if was_taken_away(&error) => Ok(()),
+            result => result,
+        }
     }
 
     /// Posts a request between `[offset, offset + length)` of `region` and the peer's region that has `remote_key`,

@@ -1,7 +1,8 @@
 //! One I/O thread's queue pairs: one per donor, one to the backing file, and the sub-requests in flight on them.
 //!
 //! A sub-request is one posted request. Its number is the tag, so a completion finds its owner without a search. When
-//! a donor is replaced or lost, the sub-requests on the old queue pair are orphaned and end with
+//! a donor is replaced or lost, the old queue pair is halted: its device would still write to buffers of reads, and read
+//! those of writes, when they belong to other requests. Then its sub-requests are orphaned and end with
 //! [`RequestError::Down`] at the next poll: every posted sub-request ends exactly once, or is abandoned by its owner
 //! ([`QueuePairSet::abandon`]) and never heard of again.
 //!
@@ -201,14 +202,21 @@ impl QueuePairSet {
         }
         let mailbox = Arc::clone(&self.mailbox);
         let mut changes = mailbox.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        for change in changes.drain(..) {
+        changes.retain_mut(|change| {
+            let place = usize::from(change.donor.0);
+            if self.donors[place].as_mut().is_some_and(|old| !old.halt()) {
+                // Its buffers are still its own; the next call tries again.
+                mailbox.changed.store(true, Ordering::SeqCst);
+                return true;
+            }
             self.orphan(change.donor);
-            self.fastest_reads[usize::from(change.donor.0)] = None;
-            let old = std::mem::replace(&mut self.donors[usize::from(change.donor.0)], change.queue_pair);
+            self.fastest_reads[place] = None;
+            let old = std::mem::replace(&mut self.donors[place], change.queue_pair.take());
             if let Some(old) = old {
                 mailbox.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
             }
-        }
+            false
+        });
     }
 
     /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then copy indexes may name donors

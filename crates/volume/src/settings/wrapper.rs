@@ -66,6 +66,10 @@ mod tests {
         fn is_down(&self) -> bool {
             self.0
         }
+
+        fn halt(&mut self) -> bool {
+            true
+        }
     }
 
     #[test]

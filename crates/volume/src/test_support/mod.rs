@@ -34,6 +34,19 @@ pub struct Store {
     pub delay_polls: u32,
     /// What was posted, in that order, if a test wants to know.
     pub posted: Option<Vec<Request>>,
+    /// Polls for which a device refuses to let go of buffers.
+    pub refused_halts: u32,
+    /// What devices have in flight.
+    on_the_wire: Vec<OnTheWire>,
+    devices: u32,
+}
+
+/// A request of a queue pair whose device moves bytes although no thread polls.
+#[derive(Clone)]
+struct OnTheWire {
+    device: u32,
+    request: Request,
+    pool: Arc<BufferPool>,
 }
 
 /// A store that a test and its queue pairs share.
@@ -72,6 +85,14 @@ impl Store {
         self.slabs.entry(handle).or_insert_with(|| vec![0; size])
     }
 
+    /// Devices carry out all that they still have in flight, whether a thread polls for it or not.
+    pub fn move_bytes(&mut self) {
+        for late in std::mem::take(&mut self.on_the_wire) {
+            // A slab that is lent no more is refused by the device.
+            let _ = self.serve(&late.request, &late.pool);
+        }
+    }
+
     fn serve(&mut self, request: &Request, pool: &BufferPool) -> Result<(), RequestError> {
         if self.failing {
             return Err(RequestError::Medium(28));
@@ -97,6 +118,8 @@ pub struct StoreQueuePair {
     abandoned: Vec<Tag>,
     /// Of one over a socket: never signalled, as tests poll.
     event: Option<EventFd>,
+    /// The number of its device, if it has one.
+    device: Option<u32>,
     depth: usize,
     down: bool,
 }
@@ -105,6 +128,18 @@ impl StoreQueuePair {
     /// One like that over shared memory or to a file, whose reads cannot be abandoned.
     pub fn boxed(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self::new(store, pool, depth, None))
+    }
+
+    /// One like those by RDMA: its device may move the bytes of requests before `poll`, and after the last one.
+    pub fn by_device(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+        let mut locked = store.lock().expect("no test thread panicked");
+        locked.devices += 1;
+        locked.on_the_wire.reserve(depth);
+        let device = Some(locked.devices);
+        drop(locked);
+        let mut pair = Self::new(store, pool, depth, None);
+        pair.device = device;
+        Box::new(pair)
     }
 
     /// One like those over sockets, whose reads can be abandoned.
@@ -119,8 +154,24 @@ impl StoreQueuePair {
             posted: VecDeque::with_capacity(depth),
             abandoned: Vec::with_capacity(depth),
             event,
+            device: None,
             depth,
             down: false,
+        }
+    }
+}
+
+/// Takes requests of `device` off the wire: that with `tag`, or all.
+fn take_off(store: &mut Store, device: Option<u32>, tag: Option<Tag>) {
+    let is_it = |wire: &OnTheWire| Some(wire.device) == device && tag.is_none_or(|tag| tag == wire.request.tag);
+    store.on_the_wire.retain(|wire| !is_it(wire));
+}
+
+impl Drop for StoreQueuePair {
+    fn drop(&mut self) {
+        // A test that panicked has said what is wrong.
+        if let Ok(mut store) = self.store.lock() {
+            take_off(&mut store, self.device, None);
         }
     }
 }
@@ -135,6 +186,9 @@ impl QueuePair for StoreQueuePair {
             return Err(PostError::Busy);
         }
         self.posted.push_back((request, store.delay_polls));
+        if let Some(device) = self.device {
+            store.on_the_wire.push(OnTheWire { device, request, pool: Arc::clone(&self.pool) });
+        }
         if let Some(posted) = &mut store.posted {
             posted.push(request);
         }
@@ -144,12 +198,16 @@ impl QueuePair for StoreQueuePair {
     fn poll(&mut self, _now: Instant, complete: &mut dyn FnMut(Completion)) -> usize {
         let mut store = self.store.lock().expect("no test thread panicked");
         self.down |= store.down;
+        if self.down {
+            take_off(&mut store, self.device, None);
+        }
         let mut count = 0;
         while let Some((request, delay)) = self.posted.front_mut() {
             if *delay > 0 && !self.down {
                 *delay -= 1;
                 break;
             }
+            take_off(&mut store, self.device, Some(request.tag));
             let is_abandoned = self.abandoned.contains(&request.tag);
             self.abandoned.retain(|tag| *tag != request.tag);
             let result = match (self.down, is_abandoned) {
@@ -187,5 +245,15 @@ impl QueuePair for StoreQueuePair {
 
     fn is_down(&self) -> bool {
         self.down
+    }
+
+    fn halt(&mut self) -> bool {
+        let mut store = self.store.lock().expect("no test thread panicked");
+        if let Some(refused) = store.refused_halts.checked_sub(1) {
+            store.refused_halts = refused;
+            return false;
+        }
+        take_off(&mut store, self.device, None);
+        true
     }
 }
