@@ -165,10 +165,11 @@ pub trait QueuePair: Send {
     /// Whether the connection is lost.
     fn is_down(&self) -> bool;
 
-    /// Ends the use of every buffer of requests in flight, for a caller that polls no more: a read brings nothing, and a
-    /// write sends nothing, from here on. What was sent may still arrive. False if that cannot be done now: the buffers
-    /// stay the transport's, and the caller tries again. Without a default, because a transport that forgets it lets
-    /// late bytes into buffers of other requests.
+    /// Ends the use of every buffer of requests in flight, for a caller that polls no more: from here on a read brings
+    /// nothing, and a write sends nothing. What was sent may still arrive. False if that cannot be done now: the
+    /// buffers stay the transport's, and the caller tries again.
+    ///
+    /// Without a default: a transport that forgot it would let late bytes into buffers of other requests.
     fn halt(&mut self) -> bool;
 
     /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a

@@ -121,6 +121,14 @@ impl World {
     /// What the manager does when a donor is lost, after `engines` had their chance to notice.
     fn lose(&mut self, donor: usize) -> u64 {
         self.donors[donor].lock().unwrap().down = true;
+        let lost = self.end_session(donor);
+        self.connect(donor);
+        lost
+    }
+
+    /// The first part of that. The device may still have requests in flight: a session also ends where only its
+    /// control connection does.
+    fn end_session(&mut self, donor: usize) -> u64 {
         self.queue_pair_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
         let mut lost = 0;
@@ -129,8 +137,42 @@ impl World {
             let removed = volume.remove_copy(slab, copy_index, || poll_all(engines, answers));
             lost += removed.expect("the place was taken").pages_lost;
         }
-        self.connect(donor);
         lost
+    }
+
+    /// A request is in flight to `donor` when its session ends: a write in slot 0, a read in slot 2. A write has the
+    /// buffer next, while the device carries out what it still has. Pages lost, and the last answer.
+    fn lose_amidst(
+        &mut self,
+        donor: usize,
+        [engine, slot]: [usize; 2],
+        [first, count]: [u64; 2],
+    ) -> (u64, Result<(), BlockError>) {
+        self.donors[donor].lock().unwrap().delay_polls = u32::MAX;
+        let is_write = slot == 0;
+        if is_write {
+            self.begin_write(engine, slot, first, count);
+        } else {
+            self.submit(engine, slot, BlockOperation::Read, first, count);
+        }
+        poll_all(&mut self.engines, &mut self.answers);
+        let lost = self.end_session(donor);
+        (0..100).for_each(|_| poll_all(&mut self.engines, &mut self.answers));
+        let is_answered = self.answers[engine][slot] == Some(Ok(()));
+        if !is_answered {
+            // Without another copy it waits for the next session.
+            self.connect(donor);
+        }
+        let answer = if is_write { self.end_write(engine, slot, first, count) } else { self.run(engine, slot) };
+        if !is_answered {
+            return (lost, answer);
+        }
+        let next = GEOMETRY.page_count() - SLOT_PAGES - first;
+        self.begin_write(engine, slot, next, count);
+        self.donors[donor].lock().unwrap().move_bytes();
+        self.connect(donor);
+        let answer = self.end_write(engine, slot, next, count).and_then(|()| self.check(engine, 2, next, count));
+        (lost, answer)
     }
 
     /// Brings every wanted slab to as many copies as asked for.
@@ -226,12 +268,20 @@ impl World {
     }
 
     fn write(&mut self, engine: usize, slot: usize, first: u64, count: u64) -> Result<(), BlockError> {
+        self.begin_write(engine, slot, first, count);
+        self.end_write(engine, slot, first, count)
+    }
+
+    fn begin_write(&mut self, engine: usize, slot: usize, first: u64, count: u64) {
         self.clock += 1;
         for page in 0..count {
             let offset = self.pools[engine].slot(slot).offset_bytes as usize + page as usize * PAGE_SIZE_BYTES;
             self.pools[engine].memory().write(offset, &content(first + page, self.clock));
         }
         self.submit(engine, slot, BlockOperation::Write, first, count);
+    }
+
+    fn end_write(&mut self, engine: usize, slot: usize, first: u64, count: u64) -> Result<(), BlockError> {
         let answer = self.run(engine, slot);
         if answer.is_ok() {
             self.model.extend((first..first + count).map(|page| (page, self.clock)));
@@ -275,12 +325,14 @@ fn poll_all(engines: &mut [Engine], answers: &mut [[Answer; SLOTS]]) {
     }
 }
 
+/// What happens. A donor is lost amidst a request of an engine and slot for some pages.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Write { engine: usize, first: u64, count: u64 },
     Read { engine: usize, first: u64, count: u64 },
     Discard { engine: usize, first: u64, count: u64 },
     Lose(usize),
+    LoseAmidst(usize, [usize; 2], [u64; 2]),
     Migrate { slab: u32, choice: usize },
     WriteDisk(usize),
     FailDisk(bool),
@@ -303,6 +355,9 @@ fn action() -> impl Strategy<Value = Action> {
         6 => range().prop_map(|(engine, first, count)| Action::Read { engine, first, count }),
         2 => (0..ENGINES, 0..300u64, 1..400u64).prop_map(|(engine, first, count)| Action::Discard { engine, first, count }),
         2 => (0..DONORS).prop_map(Action::Lose),
+        2 => (range(), 0..DONORS, 0..=1usize).prop_map(|((engine, first, count), donor, half)| {
+            Action::LoseAmidst(donor, [engine, 2 * half], [first, count])
+        }),
         2 => (0..GEOMETRY.slab_count, 0..DONORS).prop_map(|(slab, choice)| Action::Migrate { slab, choice }),
         1 => (1..100usize).prop_map(Action::WriteDisk),
         1 => any::<bool>().prop_map(Action::FailDisk),
@@ -338,6 +393,13 @@ impl World {
                 assert!(lost == 0 || may_lose, "{lost} pages lost");
                 if self.volume.redundancy.replicas > 1 {
                     // The promise holds for one loss at a time.
+                    self.refill_all();
+                }
+            }
+            Action::LoseAmidst(donor, place, range) => {
+                let (lost, answer) = self.lose_amidst(donor, place, range);
+                assert!(may_lose || lost == 0 && answer.is_ok(), "{lost} pages lost, {answer:?}");
+                if self.volume.redundancy.replicas > 1 {
                     self.refill_all();
                 }
             }

@@ -1,8 +1,8 @@
 //! One I/O thread's queue pairs: one per donor, one to the backing file, and the sub-requests in flight on them.
 //!
 //! A sub-request is one posted request. Its number is the tag, so a completion finds its owner without a search. When
-//! a donor is replaced or lost, the old queue pair is halted: its device would still write to buffers of reads, and read
-//! those of writes, when they belong to other requests. Then its sub-requests are orphaned and end with
+//! a donor is replaced or lost, the old queue pair is halted: otherwise its device would still write to buffers of
+//! reads, and send those of writes, when they belong to other requests. Then its sub-requests are orphaned and end with
 //! [`RequestError::Down`] at the next poll: every posted sub-request ends exactly once, or is abandoned by its owner
 //! ([`QueuePairSet::abandon`]) and never heard of again.
 //!

@@ -47,12 +47,16 @@ pub struct QueuePairEnds<'world> {
 }
 
 impl QueuePairEnds<'_> {
-    /// A new session with the donor in slot `donor`: over sockets with every second one.
+    /// A new session with the donor in slot `donor`: over sockets with every second one, by a device with every fourth.
     pub fn connect(self, volume: &Volume, donor: usize, store: &SharedStore, depth: usize) {
         let donor = DonorSlot(donor as u16);
         volume.begin_session(donor);
         for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
-            let make = if donor.0 % 2 == 1 { StoreQueuePair::over_socket } else { StoreQueuePair::boxed };
+            let make = match donor.0 % 4 {
+                0 => StoreQueuePair::by_device,
+                2 => StoreQueuePair::boxed,
+                _ => StoreQueuePair::over_socket,
+            };
             mailbox.leave(QueuePairChange { donor, queue_pair: Some(make(store, pool, depth)) });
         }
     }
