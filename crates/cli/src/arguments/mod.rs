@@ -173,6 +173,11 @@ pub(crate) enum PrefetchChoice {
     /// By Leap's majority trend, for all threads of a process together: to compare with
     #[value(hide = true)]
     LeapProcess,
+    /// The rest of a block of 4 KiB to 2 MiB, which grows and shrinks with its use
+    Elastic,
+    /// The rest of a block of 32 pages: to compare with
+    #[value(hide = true, name = "blocks-32")]
+    Blocks32,
 }
 
 impl PrefetchChoice {
@@ -184,6 +189,8 @@ impl PrefetchChoice {
             Self::Streams => Some(PrefetchPolicy::Streams),
             Self::Leap => Some(PrefetchPolicy::Leap),
             Self::LeapProcess => Some(PrefetchPolicy::LeapByProcess),
+            Self::Elastic => Some(PrefetchPolicy::Elastic),
+            Self::Blocks32 => Some(PrefetchPolicy::Blocks32),
         }
     }
 }

@@ -39,8 +39,8 @@ pub(crate) struct RecordArguments {
 /// `spillway trace replay`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReplayArguments {
-    /// Policies, separated by commas: none, streams, read-ahead, leap, leap-published, linux-cluster, linux-vma
-    /// [default: all]
+    /// Policies, separated by commas: none, streams, read-ahead, leap, leap-published, linux-cluster, linux-vma,
+    /// elastic, blocks-32 [default: all]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = replay_policy)]
     pub(crate) policy: Vec<ReplayPolicy>,
     /// Local memory of the replay: a size, or a share of the pages in the trace

@@ -8,7 +8,7 @@
 //!
 //! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are
 //! far (`Distance`): over shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind
-//! the page that is waited for.
+//! the page that is waited for. A policy of blocks that grow by their use may have the largest from near donors, too.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -150,7 +150,8 @@ impl ReadAheadState {
     ) {
         let faulter = Faulter { space: page_table.id().0, thread };
         page_table.take_unused(|unused| self.streams.on_unused(faulter.space, number_of(unused)));
-        self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
+        let window_max = if self.streams.brings_blocks() { WINDOW_FAR_MAX } else { self.distance.window_max() };
+        self.window.set_window_max(window_max.min(room / 2).max(WINDOW_MAX));
         let number = number_of(page);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, page));
         if let Some(marker) = marker {

@@ -5,6 +5,8 @@
 //! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
 //! | `head`, `experience` | the places that it follows, and what it remembers beside them |
 //! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
+//! | [`elastic`] | the rest of a block of 4 KiB to 2 MiB, which grows and shrinks with use: DCM's |
+//! | [`blocks`] | the rest of a block of fixed size: to compare with |
 //! | [`leap`] | Leap's, by a majority of the last deltas ([`history`]): the one to compare with |
 //! | [`linux_cluster`], [`linux_vma`] | the kernel's, for swap: to compare with |
 //! | [`selection`] | those that a user may choose by name |
@@ -31,6 +33,8 @@
 //! after construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops
 //! the others ([`Candidates::retain`]).
 
+pub mod blocks;
+pub mod elastic;
 mod experience;
 mod head;
 pub mod history;
@@ -244,6 +248,11 @@ pub trait Prefetcher: Send {
     /// Whether all that it brings along stays unmapped, so that the first use of each page is a cheap fault and a hit.
     /// It has no markers then.
     fn keeps_unmapped(&self) -> bool {
+        false
+    }
+
+    /// Whether it brings blocks whose size it chooses by their use. Then windows may be large even if donors are near.
+    fn brings_blocks(&self) -> bool {
         false
     }
 

@@ -2,6 +2,8 @@
 //!
 //! An enum and not a box, as streams begin on the fault path, where nothing allocates.
 
+use super::blocks::Blocks;
+use super::elastic::Elastic;
 use super::leap::Leap;
 use super::read_around::ReadAround;
 use super::{Candidates, Keying, PageNumber, Prefetcher};
@@ -18,6 +20,10 @@ pub enum PrefetchPolicy {
     Leap,
     /// The same with one history for all threads of a process, as Leap was published: to compare with.
     LeapByProcess,
+    /// The rest of a block that grows and shrinks with use ([`Elastic`]).
+    Elastic,
+    /// The rest of a block of 32 pages ([`Blocks`]): to compare with.
+    Blocks32,
 }
 
 impl PrefetchPolicy {
@@ -28,6 +34,8 @@ impl PrefetchPolicy {
             Self::Streams => "streams",
             Self::Leap => "leap",
             Self::LeapByProcess => "leap-process",
+            Self::Elastic => "elastic",
+            Self::Blocks32 => "blocks-32",
         }
     }
 
@@ -39,13 +47,15 @@ impl PrefetchPolicy {
             // Pages are mapped: the pager keeps none local and unmapped.
             Self::Leap => SelectedPrefetcher::Leap(Leap::mapped()),
             Self::LeapByProcess => SelectedPrefetcher::Leap(Leap::mapped_by_process()),
+            Self::Elastic => SelectedPrefetcher::Elastic(Elastic::default()),
+            Self::Blocks32 => SelectedPrefetcher::Blocks(Blocks),
         }
     }
 }
 
 /// The prefetcher of a [`PrefetchPolicy`].
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a pager has one table of them, and the largest is the default")]
+#[expect(clippy::large_enum_variant, reason = "a pager has one table of them, which is made once")]
 pub enum SelectedPrefetcher {
     /// See [`PrefetchPolicy::None`].
     None,
@@ -53,6 +63,10 @@ pub enum SelectedPrefetcher {
     Streams(ReadAround),
     /// See [`PrefetchPolicy::Leap`].
     Leap(Leap),
+    /// See [`PrefetchPolicy::Elastic`].
+    Elastic(Elastic),
+    /// See [`PrefetchPolicy::Blocks32`].
+    Blocks(Blocks),
 }
 
 impl SelectedPrefetcher {
@@ -61,6 +75,8 @@ impl SelectedPrefetcher {
             Self::None => None,
             Self::Streams(policy) => Some(policy),
             Self::Leap(policy) => Some(policy),
+            Self::Elastic(policy) => Some(policy),
+            Self::Blocks(policy) => Some(policy),
         }
     }
 
@@ -69,6 +85,8 @@ impl SelectedPrefetcher {
             Self::None => None,
             Self::Streams(policy) => Some(policy),
             Self::Leap(policy) => Some(policy),
+            Self::Elastic(policy) => Some(policy),
+            Self::Blocks(policy) => Some(policy),
         }
     }
 }
@@ -84,6 +102,10 @@ impl Prefetcher for SelectedPrefetcher {
 
     fn keeps_unmapped(&self) -> bool {
         self.policy().is_some_and(Prefetcher::keeps_unmapped)
+    }
+
+    fn brings_blocks(&self) -> bool {
+        self.policy().is_some_and(Prefetcher::brings_blocks)
     }
 
     fn has_ahead(&self, page: PageNumber) -> bool {
@@ -135,15 +157,32 @@ mod tests {
 
     #[test]
     fn each_policy_does_what_it_is_called_after() {
-        let brought = [PrefetchPolicy::None, PrefetchPolicy::Streams, PrefetchPolicy::Leap].map(|policy| {
+        let policies = [
+            PrefetchPolicy::None,
+            PrefetchPolicy::Streams,
+            PrefetchPolicy::Leap,
+            PrefetchPolicy::Elastic,
+            PrefetchPolicy::Blocks32,
+        ];
+        let brought = policies.map(|policy| {
             let (mut prefetcher, mut candidates) = (policy.prefetcher(), Candidates::default());
             for page in [10, 11, 12] {
                 candidates.clear();
                 prefetcher.on_fault(PageNumber(page), &mut candidates);
+                if candidates.pages().is_empty() {
+                    prefetcher.around(PageNumber(page), &|page| page.0 % 16 > 12, &mut candidates);
+                }
             }
             (policy.name(), prefetcher.name(), candidates.pages().len())
         });
-        assert_eq!(brought, [("none", "none", 0), ("streams", "read-around", 8), ("leap", "leap-mapped", 1)]);
+        let expected = [
+            ("none", "none", 0),
+            ("streams", "read-around", 8),
+            ("leap", "leap-mapped", 1),
+            ("elastic", "elastic", 1),
+            ("blocks-32", "blocks-32", 6),
+        ];
+        assert_eq!(brought, expected);
     }
 
     #[test]

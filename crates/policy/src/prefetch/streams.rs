@@ -196,6 +196,11 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         self.fresh.keeps_unmapped()
     }
 
+    /// Whether blocks come along whose size goes by their use ([`Prefetcher::brings_blocks`]).
+    pub fn brings_blocks(&self) -> bool {
+        self.fresh.brings_blocks()
+    }
+
     fn renew(&mut self, slot: usize) {
         self.clock += 1;
         (self.used_at[slot], self.latest) = (self.clock, slot);

@@ -21,7 +21,7 @@
 use std::collections::VecDeque;
 
 use crate::prefetch::streams::{Faulter, Streams};
-use crate::prefetch::{Candidates, PageNumber, Prefetcher};
+use crate::prefetch::{Candidates, PageNumber, Prefetcher, WINDOW_FAR_MAX, WINDOW_MAX};
 use crate::replacement::sampled::Sampled;
 use crate::replacement::{Arrival, CachePage, Evidence, Replacement, Shadows};
 use crate::trace::Kind;
@@ -34,6 +34,9 @@ const BATCH_SHARE: u32 = 64;
 
 /// Largest batch: that of the evictor (docs/pager.md).
 const BATCH_MAX: u32 = 512;
+
+/// A block that comes along is at most such a part of what is resident: half of the room between the watermarks.
+const WINDOW_SHARE: u32 = 32;
 
 /// Of the budget, the part that is staging unless told otherwise: DCM's lineage (EMP: 12.5 %).
 pub const STAGING_THOUSANDTHS: u32 = 125;
@@ -132,6 +135,8 @@ struct Memory<'trace, Policy> {
     shadows: Shadows,
     streams: Streams<Policy>,
     candidates: Candidates,
+    /// Pages that come along at once at most.
+    window_max: usize,
     pages: Vec<Page>,
     /// Pages in the order in which they were staged; those that were touched since are left in it.
     staging: VecDeque<(CachePage, u32)>,
@@ -172,6 +177,8 @@ impl<'trace, Policy: Prefetcher + Clone> Memory<'trace, Policy> {
         let resident_max = (settings.budget - staging_max as u32).max(1);
         let batch = (resident_max / BATCH_SHARE).clamp(1, BATCH_MAX);
         let page_end = accesses.page_end();
+        let blocks_max = ((resident_max / WINDOW_SHARE) as usize).clamp(WINDOW_MAX, WINDOW_FAR_MAX);
+        let window_max = if settings.prefetcher.brings_blocks() { blocks_max } else { WINDOW_MAX };
         Self {
             accesses,
             resident_max,
@@ -181,6 +188,7 @@ impl<'trace, Policy: Prefetcher + Clone> Memory<'trace, Policy> {
             shadows: Shadows::new(page_end),
             streams: Streams::new(settings.prefetcher.clone()),
             candidates: Candidates::default(),
+            window_max,
             pages: (0..page_end).map(|page| first_state(accesses, CachePage(page))).collect(),
             staging: VecDeque::new(),
             staged: 0,
@@ -234,7 +242,8 @@ impl<'trace, Policy: Prefetcher + Clone> Memory<'trace, Policy> {
         self.arrive(access.page, Arrival::Refault { distance });
         let page = self.accesses.virtual_page(access.page);
         self.refaulted.push(Refault { page, thread: access.thread });
-        let Self { accesses, pages, streams, candidates, .. } = self;
+        let Self { accesses, pages, streams, candidates, window_max, .. } = self;
+        candidates.set_window_max(*window_max);
         streams.on_fault(faulter(accesses, access), page, &|page| is_remote(accesses, pages, page), candidates);
         // The demanded page is on its way first; the others come while the program waits for it and after.
         let asked_ns = self.now_ns;

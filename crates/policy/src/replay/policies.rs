@@ -27,11 +27,15 @@ pub enum ReplayPolicy {
     LinuxCluster,
     /// The kernel's, by addresses ([`crate::prefetch::linux_vma`]).
     LinuxVma,
+    /// Blocks that grow and shrink with use ([`crate::prefetch::elastic`]).
+    Elastic,
+    /// Blocks of 32 pages ([`crate::prefetch::blocks`]).
+    Blocks32,
 }
 
 impl ReplayPolicy {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::None,
         Self::Streams,
         Self::ReadAhead,
@@ -39,6 +43,8 @@ impl ReplayPolicy {
         Self::LeapPublished,
         Self::LinuxCluster,
         Self::LinuxVma,
+        Self::Elastic,
+        Self::Blocks32,
     ];
 
     /// Its name on command lines and in tables.
@@ -51,6 +57,8 @@ impl ReplayPolicy {
             Self::LeapPublished => "leap-published",
             Self::LinuxCluster => "linux-cluster",
             Self::LinuxVma => "linux-vma",
+            Self::Elastic => "elastic",
+            Self::Blocks32 => "blocks-32",
         }
     }
 
@@ -64,6 +72,8 @@ impl ReplayPolicy {
             Self::LeapPublished => replay(accesses, &settings.with(Leap::by_process())),
             Self::LinuxCluster => replay(accesses, &settings.with(LinuxCluster::default())),
             Self::LinuxVma => replay(accesses, &settings.with(LinuxVma::default())),
+            Self::Elastic => replay(accesses, &settings.with(PrefetchPolicy::Elastic.prefetcher())),
+            Self::Blocks32 => replay(accesses, &settings.with(PrefetchPolicy::Blocks32.prefetcher())),
         }
     }
 }
