@@ -432,6 +432,27 @@ mod tests {
         assert_eq!(windows(Duration::from_millis(1), 2 * WINDOW_MAX)[3..6], [WINDOW_MAX; 3], "no room for more");
     }
 
+    /// The most pages that came along at once with a program that goes through all pages.
+    fn largest_block(room: usize) -> usize {
+        let (mut page_table, mut page_indexes) = away(4000);
+        let mut read_ahead = ReadAheadState::new(PrefetchPolicy::Elastic);
+        let (mut here, mut largest) = (std::collections::HashSet::new(), 0);
+        for page in 1..4000 {
+            if !here.contains(&page) {
+                read_ahead.ask(&mut page_table, 7, page_at(page), room, &mut page_indexes);
+                here.extend(read_ahead.wanted().map(|page| number_of(page).0));
+                largest = largest.max(read_ahead.candidates.pages().len());
+            }
+        }
+        largest
+    }
+
+    #[test]
+    fn blocks_may_be_large_from_near_donors_where_there_is_room() {
+        assert_eq!(largest_block(10 * WINDOW_FAR_MAX), WINDOW_FAR_MAX - 1, "a block but for the page itself");
+        assert_eq!(largest_block(4 * WINDOW_MAX), 2 * WINDOW_MAX - 1, "half of the room");
+    }
+
     #[test]
     fn a_marker_that_is_reached_is_told_as_a_hit_once() {
         let (mut page_table, mut page_indexes) = away(64);
