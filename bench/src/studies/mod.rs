@@ -18,6 +18,7 @@
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
 //! | [`eager_eviction`] | what it brings that pages which streams have passed leave first, on recorded traces |
+//! | [`elastic`] | elastic blocks beside fixed ones, on traces by rule and by the pager |
 //! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
 //! | [`replacement`] | which page leaves, on recorded traces |
 //! | [`cluster_balance`] | how evenly a simulated cluster's memory is used, by how many donors are asked |
@@ -40,6 +41,7 @@ pub mod cost;
 pub mod dcm;
 pub mod device;
 pub mod eager_eviction;
+pub mod elastic;
 pub mod guest;
 pub mod hpbd;
 pub mod isolation;
@@ -117,7 +119,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 27] = [
+pub const ALL: [&dyn Study; 28] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -131,6 +133,7 @@ pub const ALL: [&dyn Study; 27] = [
     &replacement::ReplacementStudy,
     &prefetching::PrefetchingStudy,
     &eager_eviction::EagerEvictionStudy,
+    &elastic::ElasticStudy,
     &cluster_balance::ClusterBalanceStudy,
     &cluster_eviction::ClusterEvictionStudy,
     &cluster_membership::ClusterMembershipStudy,

@@ -114,8 +114,16 @@ impl Policies {
     /// Leap's prefetcher as published.
     pub const LEAP_BY_PROCESS: Self = Self::new("leap by process", PrefetchPolicy::LeapByProcess, EagerEviction::Yes);
 
-    /// All of them.
+    /// Blocks of 32 pages.
+    pub const BLOCKS_32: Self = Self::new("blocks-32", PrefetchPolicy::Blocks32, EagerEviction::Yes);
+    /// Blocks that grow and shrink.
+    pub const ELASTIC: Self = Self::new("elastic", PrefetchPolicy::Elastic, EagerEviction::Yes);
+
+    /// Those that the study of prefetching compares.
     pub const ALL: [Self; 5] = [Self::NONE, Self::OURS, Self::OURS_NOT_EAGER, Self::LEAP, Self::LEAP_BY_PROCESS];
+
+    /// Those that the study of elastic blocks compares.
+    pub const BLOCKS: [Self; 4] = [Self::NONE, Self::BLOCKS_32, Self::ELASTIC, Self::OURS];
 
     const fn new(name: &'static str, prefetch: PrefetchPolicy, eager: EagerEviction) -> Self {
         Self { name, prefetch, eager }
@@ -123,7 +131,7 @@ impl Policies {
 
     /// Those of this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|policies| policies.name == name)
+        Self::ALL.into_iter().chain(Self::BLOCKS).find(|policies| policies.name == name)
     }
 }
 
@@ -231,7 +239,8 @@ mod tests {
     #[test]
     fn names_lead_back() {
         assert!(Fabric::ALL.into_iter().all(|fabric| Fabric::named(fabric.name()) == Some(fabric)));
-        assert!(Policies::ALL.into_iter().all(|policies| Policies::named(policies.name) == Some(policies)));
+        let mut all = Policies::ALL.into_iter().chain(Policies::BLOCKS);
+        assert!(all.all(|policies| Policies::named(policies.name) == Some(policies)));
         assert_eq!((Fabric::named("ib"), Policies::named("magic")), (None, None));
     }
 
