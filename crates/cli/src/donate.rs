@@ -7,7 +7,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -31,9 +30,10 @@ use crate::machine::memory::Memory;
 use crate::machine::waiting::wait_until;
 use crate::machine_weight;
 use crate::mend;
+use crate::mender::Mender;
 use crate::output;
 use crate::registry::{Entry, Kind, Registry};
-use crate::sandbox::{self, Restricting, Sandbox, SandboxChoice};
+use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -58,21 +58,34 @@ pub(crate) struct DonorService {
 }
 
 impl DonorService {
-    /// Starts lending; the entry gets a socket for borrowers of this machine.
-    pub(crate) fn start(arguments: &DonateArguments, entry: &Entry) -> Result<Self, Failure> {
+    /// Starts lending; the entry gets a socket for borrowers of this machine. `reach` says what is put into a sandbox.
+    pub(crate) fn start(arguments: &DonateArguments, entry: &Entry, reach: Reach) -> Result<Self, Failure> {
         let config = config(arguments, &entry.path().join("donor.sock"))?;
         let group = protect(&arguments.name, arguments.owned);
-        let why_off = why_no_sandbox(arguments);
-        let restricting = why_off.is_none().then(|| restrict_files(arguments, &config, entry));
-        let donor = start_apart(config, restricting.is_some())?;
+        let places =
+            (arguments.sandbox != SandboxChoice::Off).then(|| places(arguments, &config, entry, group.as_ref()));
+        let (donor, confined) = match (&places, reach) {
+            (None, _) => (start_apart(config, || Ok(Sandbox::off("--sandbox off")))?, None),
+            (Some(places), Reach::Threads) => (start_apart(config, || confine_threads(places))?, None),
+            (Some(places), Reach::Process) => {
+                let restricting = Restricting::files(places);
+                let donor = start_apart(config, || give_up_rights().map(|()| Sandbox::off("it starts")))?;
+                (donor, Some(restricting))
+            }
+        };
+        let (donor, sandbox) = donor;
         // Refused without the right to, where the kernel may swap parts of this process out; its slabs are locked or
         // counted apart. Only now, because without the right a process that was still small enough to be locked could
         // not grow any more.
         let _ = paging_safety::lock_all_memory(true);
-        let sandbox = match restricting {
-            Some(restricting) => put_on(restricting, arguments)?,
-            None => Sandbox::off(why_off.unwrap_or_default()),
+        let sandbox = match confined {
+            Some(restricting) => give_up_rights().map(|()| restricting.calls(Reach::Process))?,
+            None => sandbox,
         };
+        if arguments.sandbox != SandboxChoice::Off && !["on", "threads"].contains(&sandbox.state) {
+            tracing::warn!("the donor's sandbox is {}", sandbox.describe());
+        }
+        sandbox::demanded(arguments.sandbox, &sandbox)?;
         Ok(Self { donor, sandbox, _group: group })
     }
 
@@ -114,54 +127,48 @@ impl DonorService {
 }
 
 /// Starts a donor whose threads never wait for a page-out: it may be one to this machine's swap, at a donor that
-/// waits for this one. Threads have that from their starter, which for the agent goes on to other work; so another
-/// one starts them.
-fn start_apart(config: DonorConfig, gives_up_rights: bool) -> Result<Donor, Failure> {
+/// waits for this one. Threads have that from their starter, and what `confine` takes from them too; for the agent the
+/// starter goes on to other work. So another one starts them.
+fn start_apart(
+    config: DonorConfig,
+    confine: impl FnOnce() -> Result<Sandbox, Failure> + Send,
+) -> Result<(Donor, Sandbox), Failure> {
     let start = || {
         // Refused without the right to; then they wait as others do.
         let _ = paging_safety::set_input_output_flusher();
-        if gives_up_rights {
-            sandbox::give_up_rights().map_err(|error| Failure::during("giving up rights of root", error))?;
-        }
-        Donor::start(config).map_err(Failure::failed)
+        let mut confined = Ok(Sandbox::off("it starts"));
+        let donor = Donor::start_confined(config, || confined = confine()).map_err(Failure::failed)?;
+        Ok((donor, confined?))
     };
     std::thread::scope(|scope| scope.spawn(start).join().expect("starting a donor does not panic"))
 }
 
-/// Why a donor is in no sandbox; none if it is to be.
-fn why_no_sandbox(arguments: &DonateArguments) -> Option<&'static str> {
-    match arguments.sandbox {
-        SandboxChoice::Off if arguments.name == "agent" => {
-            Some("an agent starts other programs; `spillway donate` and its unit spillway-donor have one")
-        }
-        SandboxChoice::Off => Some("--sandbox off"),
-        SandboxChoice::Auto | SandboxChoice::On if arguments.owned => {
-            Some("it belongs to a run of this machine, and starts `doctor --mend` for it")
-        }
-        SandboxChoice::Auto | SandboxChoice::On => None,
-    }
+/// Puts this thread, and those that it starts, into a sandbox.
+fn confine_threads(places: &Places) -> Result<Sandbox, Failure> {
+    let restricting = Restricting::files(places);
+    give_up_rights()?;
+    Ok(restricting.calls(Reach::Threads))
 }
 
-/// From here on files other than these cannot be reached by what is started.
-fn restrict_files(arguments: &DonateArguments, config: &DonorConfig, entry: &Entry) -> Restricting {
-    let registry = sandbox::directory_of(entry.path());
+fn give_up_rights() -> Result<(), Failure> {
+    sandbox::give_up_rights().map_err(|error| Failure::during("giving up rights of root", error))
+}
+
+/// What this donor needs of the machine's files once it runs.
+fn places(arguments: &DonateArguments, config: &DonorConfig, entry: &Entry, group: Option<&OwnGroup>) -> Places {
     let sockets = config.listen.iter().filter_map(|address| match address {
         ListenAddress::Unix(path) => Some(sandbox::directory_of(path)),
         ListenAddress::Tcp(_) => None,
     });
     let key = storage::key_file(arguments.key.as_deref()).map(|path| sandbox::directory_of(&path));
-    Restricting::files(&[registry], &sockets.collect::<Vec<_>>(), &key.into_iter().collect::<Vec<_>>())
-}
-
-/// The rest of the sandbox, once all has started; and whether it is what was asked for.
-fn put_on(restricting: Restricting, arguments: &DonateArguments) -> Result<Sandbox, Failure> {
-    sandbox::give_up_rights().map_err(|error| Failure::during("giving up rights of root", error))?;
-    let sandbox = restricting.calls();
-    if sandbox.state != "on" {
-        tracing::warn!("the donor's sandbox is {}", sandbox.describe());
+    let (group_to_return_to, groups) = group.map(OwnGroup::ways_out).unzip();
+    Places {
+        changed: vec![sandbox::directory_of(entry.path())],
+        sockets: sockets.collect(),
+        read: key.into_iter().collect(),
+        group_to_return_to,
+        groups,
     }
-    sandbox::demanded(arguments.sandbox, &sandbox)?;
-    Ok(sandbox)
 }
 
 fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
@@ -293,35 +300,27 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
         // A Ctrl-C for the program must not reach the donor of its memory. Fails only for a group's leader.
         let _ = rustix::process::setsid();
     }
+    // A process of its own that waits, as this one can start no program later.
+    let mender = arguments.owned.then(Mender::start);
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     mend::mend_predecessor(&registry, Kind::Donor, &arguments.name)?;
     let entry = registry.claim(Kind::Donor, &arguments.name).map_err(Failure::failed)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
-    let service = DonorService::start(arguments, &entry)?;
+    let service = DonorService::start(arguments, &entry, Reach::Process)?;
     announce(arguments, &service)?;
     while interruption.signal().is_none() && !(arguments.owned && owner_is_gone() && service.status().lent_bytes == 0) {
         sockets.serve(TURN, &mut |question| answer(question, &service));
     }
     let is_told = interruption.signal().is_some();
     end(service, &interruption);
-    if !is_told {
-        mend_for_dead_run();
+    match mender {
+        Some(mender) if !is_told => mender.order(),
+        Some(mender) => mender.dismiss(),
+        None => {}
     }
     Ok(())
-}
-
-/// The run that this donor belonged to died without taking itself down. Another process that notices may do the same:
-/// menders do not meet.
-fn mend_for_dead_run() {
-    let mender = std::env::current_exe().and_then(|binary| {
-        let mut command = std::process::Command::new(binary);
-        command.args(["doctor", "--mend", "--json"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
-    });
-    if let Err(error) = mender {
-        tracing::warn!("the remains of a dead run wait for `spillway doctor --mend`: {error}");
-    }
 }
 
 fn answer(question: &Question, service: &DonorService) -> Answer {

@@ -8,7 +8,7 @@
 //! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
 //!   machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
-//!   [`mend`]; [`generated_files`]: for packages.
+//!   [`mend`], [`mender`]; [`generated_files`]: for packages.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
 //!   [`page`]: in a browser, from the agent's [`web_server`].
 
@@ -36,6 +36,7 @@ mod limits;
 mod machine;
 mod machine_weight;
 mod mend;
+mod mender;
 mod metrics;
 mod observation;
 mod output;

@@ -34,6 +34,12 @@ pub struct Donor {
 impl Donor {
     /// Starts listening and preparing slabs. Either everything works or nothing is left behind.
     pub fn start(config: DonorConfig) -> Result<Self, DonorError> {
+        Self::start_confined(config, || {})
+    }
+
+    /// The same. `confine` is called on this thread once all sockets listen: what it takes from the thread, the donor's
+    /// threads do not have either, as they start afterwards.
+    pub fn start_confined(config: DonorConfig, confine: impl FnOnce()) -> Result<Self, DonorError> {
         let sample = host_memory::sample()?;
         config.check(sample)?;
         let listeners = listen(&config)?;
@@ -43,6 +49,7 @@ impl Donor {
         let shared =
             Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, config.site, config.weights, lender));
         let mut donor = Self { shared, listeners, threads: Vec::new() };
+        confine();
         // On a failure, dropping `donor` stops what was started.
         donor.start_threads()?;
         let addresses = donor.status().addresses.join(", ");

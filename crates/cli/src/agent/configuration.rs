@@ -253,7 +253,7 @@ impl DonorRole {
             weights: self.weights.clone(),
             zone: site.zone.as_str().to_owned(),
             rack: site.rack.as_str().to_owned(),
-            sandbox: SandboxChoice::Off,
+            sandbox: SandboxChoice::Auto,
             output: OutputArguments::default(),
             owned: false,
         }

@@ -30,6 +30,7 @@ use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::{Interruption, ReloadRequest};
 use crate::registry::{Kind, Registry};
+use crate::sandbox::Reach;
 use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, Question, StatusServer};
 use crate::{limits, mend, output, swap_command};
@@ -67,7 +68,9 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let web = configuration.metrics.as_ref().map(Web::bind).transpose()?;
     let donor = match &configuration.donor {
-        Some(role) => Some(DonorService::start(&role.arguments(configuration.cluster.as_ref()), &entry)?),
+        Some(role) => {
+            Some(DonorService::start(&role.arguments(configuration.cluster.as_ref()), &entry, Reach::Threads)?)
+        }
         None => None,
     };
     let signals = Signals { interruption, reload, configuration: &arguments.config };

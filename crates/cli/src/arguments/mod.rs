@@ -478,6 +478,9 @@ pub(crate) struct DoctorArguments {
     /// Remove what dead runs left behind
     #[arg(long)]
     pub(crate) mend: bool,
+    /// Begin when a line comes on standard input, and not at all at its end
+    #[arg(long, hide = true)]
+    pub(crate) on_order: bool,
     /// Output
     #[command(flatten)]
     pub(crate) output: OutputArguments,

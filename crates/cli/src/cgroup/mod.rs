@@ -243,6 +243,12 @@ impl OwnGroup {
         group.forbid_swap();
         Ok(Self { group, original })
     }
+
+    /// The file that takes this process back, and the directory below which the group is removed: what leaving takes.
+    pub(crate) fn ways_out(&self) -> (PathBuf, PathBuf) {
+        let groups = self.group.path().parent().and_then(Path::parent).unwrap_or(self.group.path());
+        (self.original.join("cgroup.procs"), groups.to_path_buf())
+    }
 }
 
 impl Drop for OwnGroup {

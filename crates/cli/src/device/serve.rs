@@ -11,7 +11,6 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,8 +32,10 @@ use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice,
 use crate::donor_change::{self, KeptOut};
 use crate::failure::Failure;
 use crate::limits;
+use crate::mender::Mender;
 use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Kind, Registry};
+use crate::sandbox::{self, Borrower};
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
@@ -126,6 +127,8 @@ struct Server {
     keeper: Option<rustix::process::Pid>,
     /// The keeper's.
     entry: PathBuf,
+    /// For the run that the device belongs to, if it belongs to one; until it is told.
+    mender: Option<Mender>,
 }
 
 impl Server {
@@ -138,6 +141,7 @@ impl Server {
         let keeper = rustix::process::getppid();
         let registry = Registry::open().map_err(Failure::failed)?;
         let entry = registry.entry_path(Kind::Device, &launched.name);
+        let mender = launched.run.is_some().then(Mender::start);
         make_safe(launched, &mut notes);
         let mut record = DeviceRecord {
             path: None,
@@ -158,6 +162,8 @@ impl Server {
             // What cannot outlive its process, and is in no other process's use. The rest waits for `doctor --mend`.
             let _ = fuse::leftovers::mend();
         }
+        // The keeper's memory is open by now: a process with fewer rights may not look into one with more.
+        sandbox::drop_rights_of_start().map_err(|error| Failure::during("giving up rights", error))?;
         let device = match kept {
             Some(kept) => Device::start_kept(config(launched)?, kept),
             None => Device::start(config(launched)?),
@@ -173,6 +179,9 @@ impl Server {
         write(&record)?;
         let socket = entry.join("status.sock");
         let sockets = StatusServer::bind(&socket).map_err(|error| Failure::during(socket.display(), error))?;
+        if let Err(error) = sandbox::deny_calls_of_others(Borrower::Server) {
+            notes.push(format!("system calls that serving does not need are not denied: {error}"));
+        }
         Ok(Self {
             launched: launched.clone(),
             path: device.path().to_path_buf(),
@@ -185,6 +194,7 @@ impl Server {
             owner: if handed.released { Owner::Released } else { Owner::Present },
             keeper,
             entry,
+            mender,
         })
     }
 
@@ -264,17 +274,17 @@ impl Server {
 
     /// The run that this device belongs to died without taking it down. Its remains are mended by a process of its own,
     /// because bringing pages back must not wait for the process that serves them.
-    fn mend_for_dead_run(&self) {
-        if self.launched.run.is_none() {
-            return;
+    fn mend_for_dead_run(&mut self) {
+        if let Some(mender) = self.mender.take() {
+            mender.order();
         }
-        let mender = std::env::current_exe().and_then(|binary| {
-            Command::new(binary).args(["doctor", "--mend", "--json"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
-        });
-        match mender {
-            // Waited for apart from the loop that answers the mender's own questions.
-            Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
-            Err(error) => tracing::warn!("the remains of a dead run wait for `spillway doctor --mend`: {error}"),
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mender) = self.mender.take() {
+            mender.dismiss();
         }
     }
 }

@@ -34,6 +34,7 @@ use crate::limits;
 use crate::machine::memory::Memory;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
+use crate::sandbox::{self, Borrower};
 
 /// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
@@ -128,6 +129,10 @@ impl Run {
             }
             Told::Refused(error) => eprintln!("spillway: {}", calls::without(&error)),
             Told::Ended => {}
+        }
+        // Only now: the program and donors of the run's own must not have it.
+        if let Err(error) = sandbox::deny_calls_of_others(Borrower::Pager) {
+            tracing::warn!("system calls that the pager does not need are not denied: {error}");
         }
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;

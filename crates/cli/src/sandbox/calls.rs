@@ -142,8 +142,13 @@ pub(super) enum FilterError {
 }
 
 /// From here on, all threads of this process may do these calls only.
-pub(super) fn restrict() -> Result<(), FilterError> {
+pub(super) fn restrict_process() -> Result<(), FilterError> {
     Ok(seccompiler::apply_filter_all_threads(&program()?)?)
+}
+
+/// From here on, this thread and those that it starts may do these calls only.
+pub(super) fn restrict_thread() -> Result<(), FilterError> {
+    Ok(seccompiler::apply_filter(&program()?)?)
 }
 
 fn program() -> Result<BpfProgram, FilterError> {

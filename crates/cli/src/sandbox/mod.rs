@@ -1,4 +1,6 @@
-//! What a donor's process gives up once it has started: other files, other programs, most system calls, and rights.
+//! What processes that other machines speak to give up once they have started.
+//!
+//! A donor's process gives up the most: other files, other programs, most system calls, and rights.
 //!
 //! A donor reads what strangers send. So a mistake in it must not give them this machine:
 //! - *rights*: of a process of root, only that to lock memory stays;
@@ -11,6 +13,7 @@
 //! able to do, so that `status` tells what is, and not what was meant.
 
 mod calls;
+mod denied_calls;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,19 +50,22 @@ const READ: [&str; 14] = [
     "/dev/urandom",
 ];
 
-/// What it writes besides its registry: the group that it leaves at its end, its own settings, RDMA's devices.
-const WRITTEN: [&str; 4] = ["/sys/fs/cgroup", "/proc/self", "/dev/infiniband", "/dev/null"];
+/// What it writes besides its registry: its own settings, RDMA's devices.
+const WRITTEN: [&str; 3] = ["/proc/self", RDMA_DEVICES, "/dev/null"];
+
+/// The kernel makes the files of RDMA devices here.
+const RDMA_DEVICES: &str = "/dev/infiniband";
 
 /// Whether a donor is put into a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SandboxChoice {
     /// As far as the kernel can; `status` says how far.
+    #[default]
     Auto,
     /// Refuse to start without.
     On,
-    /// None: in a sandbox RDMA devices cannot be opened, and a donor of root cannot remove its memory group.
-    #[default]
+    /// For debugging.
     Off,
 }
 
@@ -89,7 +95,8 @@ impl std::fmt::Display for SandboxChoice {
 /// How far a process is in its sandbox, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Sandbox {
-    /// `on`, `partly on` or `off`.
+    /// `on`; `threads`, if the threads that serve others are in it and the rest of the process is not; `partly on`; or
+    /// `off`.
     pub(crate) state: &'static str,
     /// Why it is not on, or not all of it.
     pub(crate) why: Vec<String>,
@@ -117,6 +124,33 @@ impl Sandbox {
     }
 }
 
+/// What of a process is in its sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All of it.
+    Process,
+    /// The threads that serve others: the process starts programs, which must not be in it.
+    Threads,
+}
+
+/// Why a sandbox is one of threads.
+const THREADS_ONLY: &str = "the threads that serve other machines; the agent itself starts programs";
+
+/// Files that a process in a sandbox needs besides those that each one does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    /// Directories in which files are made and removed.
+    pub(crate) changed: Vec<PathBuf>,
+    /// Directories in which sockets are made and removed.
+    pub(crate) sockets: Vec<PathBuf>,
+    /// Files and directories that are read.
+    pub(crate) read: Vec<PathBuf>,
+    /// The file that takes the process back into the memory group that it came from.
+    pub(crate) group_to_return_to: Option<PathBuf>,
+    /// The directory below which its own empty memory group is removed.
+    pub(crate) groups: Option<PathBuf>,
+}
+
 /// A sandbox that is being put on.
 pub(crate) struct Restricting {
     missing: Vec<String>,
@@ -126,10 +160,10 @@ pub(crate) struct Restricting {
 const PARTS: usize = 3;
 
 impl Restricting {
-    /// Files are restricted from here on, for this thread and those that it starts: `changed` are directories in which
-    /// files are made and removed, `sockets` those in which sockets are, `read` is read only.
-    pub(crate) fn files(changed: &[PathBuf], sockets: &[PathBuf], read: &[PathBuf]) -> Self {
-        let missing = match restrict_files(changed, sockets, read) {
+    /// Files other than `places` are out of reach from here on, for this thread and those that it starts.
+    pub(crate) fn files(places: &Places) -> Self {
+        make_rdma_directory();
+        let missing = match restrict_files(places) {
             Ok(RulesetStatus::FullyEnforced) => None,
             Ok(RulesetStatus::PartiallyEnforced) => {
                 Some("this kernel's Landlock does not know all rights to files".to_owned())
@@ -142,13 +176,29 @@ impl Restricting {
         Self { missing: missing.into_iter().collect() }
     }
 
-    /// System calls are restricted from here on, for all threads; then all of it is tried out.
-    pub(crate) fn calls(mut self) -> Sandbox {
-        self.missing.extend(calls::restrict().err().map(|error| format!("system calls are not restricted: {error}")));
+    /// System calls are restricted from here on, for all threads or for this one and those that it starts; then all of
+    /// it is tried out.
+    pub(crate) fn calls(mut self, reach: Reach) -> Sandbox {
+        let restricted = match reach {
+            Reach::Process => calls::restrict_process(),
+            Reach::Threads => calls::restrict_thread(),
+        };
+        self.missing.extend(restricted.err().map(|error| format!("system calls are not restricted: {error}")));
         self.missing.extend(rights_left().map(|left| format!("the process still has rights: {left}")));
         let sandbox = Sandbox::of_missing(self.missing, PARTS);
-        if sandbox.state == "on" { sandbox.try_out() } else { sandbox }
+        let sandbox = if sandbox.state == "on" { sandbox.try_out() } else { sandbox };
+        if sandbox.state == "on" && reach == Reach::Threads {
+            return Sandbox { state: "threads", why: vec![THREADS_ONLY.to_owned()] };
+        }
+        sandbox
     }
+}
+
+/// Makes the directory of RDMA's devices if there is none yet. A sandbox names directories that exist, and the kernel
+/// makes and removes one of its own with the first and last device. It uses one that exists, and leaves it.
+fn make_rdma_directory() {
+    // Refused without root: devices that come later are then no donor's in a sandbox.
+    let _ = std::fs::create_dir(RDMA_DEVICES);
 }
 
 impl Sandbox {
@@ -198,6 +248,31 @@ pub(crate) fn bound_rights_of_server() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
+/// Of them, those that only the start takes, or that only the keeper and the menders need: modules, owners of files,
+/// signals to other users' processes and a look into them.
+const SERVING_STARTS: CapabilitySet =
+    CapabilitySet::SYS_MODULE.union(CapabilitySet::CHOWN).union(CapabilitySet::KILL).union(CapabilitySet::SYS_PTRACE);
+
+/// The process that serves a device gives up what its further life does not take. Before it has threads; a process that
+/// goes on after a crash is the keeper's child, and has all that serving takes.
+pub(crate) fn drop_rights_of_start() -> io::Result<()> {
+    let now = rustix::thread::capabilities(None)?;
+    let left = CapabilitySets {
+        effective: now.effective - SERVING_STARTS,
+        permitted: now.permitted - SERVING_STARTS,
+        inheritable: now.inheritable - SERVING_STARTS,
+    };
+    Ok(rustix::thread::set_capabilities(None, left)?)
+}
+
+pub(crate) use self::denied_calls::Borrower;
+
+/// From here on, for all threads of this process and programs that it starts later, calls that no borrower needs fail
+/// with `EPERM`, and no program is executed with more rights than the process has.
+pub(crate) fn deny_calls_of_others(borrower: Borrower) -> io::Result<()> {
+    denied_calls::deny(borrower).map_err(io::Error::other)
+}
+
 /// Gives up all rights of root but that to lock memory, for this thread and those that it starts.
 pub(crate) fn give_up_rights() -> io::Result<()> {
     let kept = CapabilitySet::IPC_LOCK;
@@ -220,7 +295,7 @@ fn rights_left() -> Option<String> {
     }
 }
 
-fn restrict_files(changed: &[PathBuf], sockets: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
+fn restrict_files(places: &Places) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(FILES_ABI);
     let reading = AccessFs::ReadFile | AccessFs::ReadDir;
     let changing: BitFlags<AccessFs> = all & !AccessFs::Execute;
@@ -228,13 +303,16 @@ fn restrict_files(changed: &[PathBuf], sockets: &[PathBuf], read: &[PathBuf]) ->
         .handle_access(all)?
         .create()?
         .add_rules(path_beneath_rules(READ, reading))?
-        .add_rules(path_beneath_rules(read, reading))?
+        .add_rules(path_beneath_rules(&places.read, reading))?
         .add_rules(path_beneath_rules(
             WRITTEN,
-            reading | AccessFs::WriteFile | AccessFs::RemoveDir | AccessFs::IoctlDev,
+            reading | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
         ))?
-        .add_rules(path_beneath_rules(sockets, AccessFs::MakeSock | AccessFs::RemoveFile))?
-        .add_rules(path_beneath_rules(changed, changing))?;
+        // Of other groups nothing can be changed: the kernel removes a group only if it is empty.
+        .add_rules(path_beneath_rules(&places.group_to_return_to, AccessFs::WriteFile | AccessFs::Truncate))?
+        .add_rules(path_beneath_rules(&places.groups, AccessFs::RemoveDir))?
+        .add_rules(path_beneath_rules(&places.sockets, AccessFs::MakeSock | AccessFs::RemoveFile))?
+        .add_rules(path_beneath_rules(&places.changed, changing))?;
     Ok(ruleset.restrict_self()?.ruleset)
 }
 

@@ -167,7 +167,7 @@ impl Stage {
         // A killed donor leaves its entry, which no other process mends in this registry meanwhile.
         support::run(&mut self.spillway(&["doctor", "--mend", "--json"]));
         let mut command = self.spillway(&["donate", "--key", "none", "--headroom", "16M", "--slab-size", "4M"]);
-        command.args(["--name", name, "--memory", memory, "--listen", &listen, "--sandbox", "auto"]);
+        command.args(["--name", name, "--memory", memory, "--listen", &listen]);
         let socket = socket.clone();
         let mut process = Running::start(&mut command);
         process.wait_until("a donor to listen", || std::os::unix::net::UnixStream::connect(&socket).ok());

@@ -20,12 +20,15 @@ fn field<'text>(status: &'text str, name: &str) -> &'text str {
     line[name.len()..].trim()
 }
 
-/// Every thread of the process has given up what the sandbox takes.
-fn assert_confined(pid: u64) {
+/// Every thread of the process that is a donor's has given up what the sandbox takes; so many there are at least.
+fn assert_confined(pid: u64, is_donors: impl Fn(&str) -> bool, threads_min: usize) {
     let mut threads = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task")).expect("the donor lives") {
         // A thread may end while it is looked at.
         let Ok(status) = fs::read_to_string(entry.expect("it can be listed").path().join("status")) else { continue };
+        if !is_donors(field(&status, "Name:")) {
+            continue;
+        }
         assert_eq!((field(&status, "NoNewPrivs:"), field(&status, "Seccomp:")), ("1", "2"), "{status}");
         for rights in ["CapPrm:", "CapEff:"] {
             let left = u64::from_str_radix(field(&status, rights), 16).unwrap();
@@ -33,7 +36,7 @@ fn assert_confined(pid: u64) {
         }
         threads += 1;
     }
-    assert!(threads >= 3, "a donor has several threads, and {threads} were found");
+    assert!(threads >= threads_min, "{threads} threads of a donor were found");
 }
 
 /// The first donor in `status`.
@@ -54,7 +57,7 @@ fn a_donor_in_its_sandbox_serves_a_program_over_both_transports() {
     let said = run(&mut stage.spillway(&["status"])).done("status");
     assert!(said.text().contains("sandbox on"), "{}", said.text());
     let pid = before["pid"].as_u64().expect("status has the process");
-    assert_confined(pid);
+    assert_confined(pid, |_| true, 3);
     for transport in ["shm", "tcp"] {
         let donors = stage.donor_options();
         let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
@@ -64,7 +67,7 @@ fn a_donor_in_its_sandbox_serves_a_program_over_both_transports() {
         let mut running = Running::start(&mut stage.run(&options, &program));
         stage.wait_lent(&mut running, LENT_BYTES);
         // Threads that came later inherit it.
-        assert_confined(pid);
+        assert_confined(pid, |_| true, 3);
         stage.end_verifier(running);
         stage.wait_returned();
     }
@@ -75,6 +78,51 @@ fn a_donor_in_its_sandbox_serves_a_program_over_both_transports() {
 fn has_landlock() -> bool {
     let access = AccessFs::from_all(ABI::V5);
     Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(access).is_ok()
+}
+
+#[test]
+fn an_agents_donor_threads_are_in_a_sandbox_and_the_agent_is_not() {
+    if !has_landlock() {
+        return spillway_sys::skipping::skip("Landlock");
+    }
+    let Some(stage) = Stage::set_beside_others(&[]) else { return };
+    let listen = format!("unix:{}", stage.disk().join("agent.sock").display());
+    let file = stage.disk().join("spillway.toml");
+    let sizes = "memory = \"16M\"\nheadroom = \"1M\"\nslab_size = \"4M\"\nkey = \"none\"";
+    fs::write(&file, format!("[donor]\n{sizes}\nlisten = [\"{listen}\"]\n")).expect("a file can be written");
+    let mut process = Running::start(&mut stage.spillway(&["agent", "--config", file.to_str().unwrap()]));
+    let item = process.wait_until("the agent in status", || stage.items("agent").first().cloned());
+    assert_eq!(item["report"]["sandbox"]["state"], "threads", "{item}");
+    let pid = item["pid"].as_u64().expect("status has the process");
+    assert_confined(pid, |name| name.starts_with("donor-"), 2);
+    let main = fs::read_to_string(format!("/proc/{pid}/status")).expect("the agent lives");
+    assert_eq!(field(&main, "Seccomp:"), "0", "it starts other programs: {main}");
+    process.signal("TERM");
+    process.end().done("agent");
+    assert!(!stage.disk().join("agent.sock").exists(), "the agent removes it");
+}
+
+#[test]
+fn donors_of_a_runs_own_are_in_a_sandbox_and_a_pager_is_denied_other_calls() {
+    if !has_landlock() {
+        return spillway_sys::skipping::skip("Landlock");
+    }
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let options = ["--local", "24M", "--lend", "128M", "--slab-size", "4M"];
+    let program = [verifier.to_str().unwrap(), "96", UNTIL_TOLD, "5"];
+    let mut running = Running::start(&mut stage.run(&options, &program));
+    stage.wait_lent(&mut running, LENT_BYTES);
+    let donors = stage.items("donor");
+    assert!(!donors.is_empty());
+    for donor in &donors {
+        assert_eq!(donor["report"]["sandbox"], serde_json::json!({"state": "on", "why": []}), "{donor}");
+        assert_confined(donor["pid"].as_u64().expect("status has the process"), |_| true, 3);
+    }
+    let pager = fs::read_to_string(format!("/proc/{}/status", running.pid())).expect("the run lives");
+    assert_eq!((field(&pager, "NoNewPrivs:"), field(&pager, "Seccomp:")), ("1", "2"), "{pager}");
+    stage.end_verifier(running);
+    stage.assert_clean();
 }
 
 #[test]
@@ -107,6 +155,10 @@ fn a_device_of_root_keeps_only_the_rights_that_serving_takes() {
     let bound = u64::from_str_radix(field(&status, "CapBnd:"), 16).unwrap();
     // SETUID, NET_RAW, SYS_RAWIO, SYS_BOOT, MKNOD.
     assert!([7, 13, 17, 22, 27].iter().all(|right| bound & 1 << right == 0), "{status}");
+    assert_eq!(field(&status, "Seccomp:"), "2", "{status}");
+    let left = u64::from_str_radix(field(&status, "CapEff:"), 16).unwrap();
+    // CHOWN, KILL, SYS_MODULE, SYS_PTRACE: the start's, the keeper's and the menders'.
+    assert!([0, 5, 16, 19].iter().all(|right| left & 1 << right == 0), "{status}");
     run(&mut stage.spillway(&["device", "off"])).done("device off");
     stage.assert_clean();
 }
