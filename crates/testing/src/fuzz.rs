@@ -1,7 +1,7 @@
 //! Arbitrary bytes for a decoder: a small corpus, and what random damage makes of it.
 //!
-//! A target is a function of bytes that must not panic. It runs for a fraction of a second, or for
-//! `SPILLWAY_SOAK_SECONDS`. An input that fails is kept in a file, and the message says how to give it to the decoder
+//! A target is a function of bytes that must not panic. It runs for a fraction of a second, for
+//! `SPILLWAY_SOAK_SECONDS`, or until it had `SPILLWAY_FUZZ_INPUTS` inputs, however long that takes. An input that fails is kept in a file, and the message says how to give it to the decoder
 //! again. The corpus is the directory `corpus/TARGET` of the crate: one file for each input, which are run first.
 //! `SPILLWAY_FUZZ_WRITE=1` writes the examples that a target comes with there.
 
@@ -41,6 +41,40 @@ impl Random {
     }
 }
 
+/// How long a target runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// For so long.
+    Time(Duration),
+    /// For so many inputs, rounded up to a batch.
+    Inputs(u64),
+}
+
+impl Length {
+    /// By the environment.
+    ///
+    /// # Panics
+    /// If a variable is there and no number: the run would be another one than was asked for.
+    fn told(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let number = |name: &str| {
+            let text = variable(name)?;
+            Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+        };
+        match (number("SPILLWAY_FUZZ_INPUTS"), number("SPILLWAY_SOAK_SECONDS")) {
+            (Some(inputs), _) => Self::Inputs(inputs),
+            (None, Some(seconds)) => Self::Time(Duration::from_secs(seconds)),
+            (None, None) => Self::Time(SHORT),
+        }
+    }
+
+    fn is_over(self, inputs: u64, elapsed: Duration) -> bool {
+        match self {
+            Self::Time(duration) => elapsed >= duration,
+            Self::Inputs(wanted) => inputs >= wanted,
+        }
+    }
+}
+
 /// A decoder under test.
 pub struct Target<'a> {
     /// Its name: that of the test, and of the corpus' directory.
@@ -62,12 +96,11 @@ impl Target<'_> {
         }
         let corpus = self.corpus();
         corpus.iter().for_each(|input| self.give(&run, input));
-        let told = std::env::var("SPILLWAY_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
-        let duration = told.map_or(SHORT, Duration::from_secs);
+        let length = Length::told(|name| std::env::var(name).ok());
         let mut random = Random(seed());
         let (start, resident, mut count) = (Instant::now(), resident_bytes(), 0);
         let mut input = Vec::new();
-        while start.elapsed() < duration {
+        while !length.is_over(count, start.elapsed()) {
             for _ in 0..BATCH {
                 damage(&mut random, &corpus, &mut input);
                 self.give(&run, &input);
@@ -77,7 +110,7 @@ impl Target<'_> {
         let rate = count as f64 / start.elapsed().as_secs_f64();
         let hours = GOAL / rate / 3600.0;
         println!("{}: {count} inputs, {rate:.0} a second; 10^8 take {hours:.2} hours", self.name);
-        if duration > SHORT {
+        if length != Length::Time(SHORT) {
             let grown = resident_bytes().saturating_sub(resident);
             assert!(grown < GROWTH_BYTES_MAX, "{} grew by {grown} bytes", self.name);
         }
@@ -180,6 +213,22 @@ fn resident_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_of_inputs_ends_a_run_and_goes_before_a_time() {
+        let told = |variables: &'static [(&str, &str)]| {
+            let find =
+                |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned());
+            Length::told(find)
+        };
+        assert_eq!(told(&[]), Length::Time(SHORT));
+        assert_eq!(told(&[("SPILLWAY_SOAK_SECONDS", "9")]), Length::Time(Duration::from_secs(9)));
+        let both = told(&[("SPILLWAY_SOAK_SECONDS", "9"), ("SPILLWAY_FUZZ_INPUTS", "1000")]);
+        assert_eq!(both, Length::Inputs(1000));
+        assert!(!both.is_over(999, Duration::from_secs(3600)) && both.is_over(1000, Duration::ZERO));
+        let short = told(&[]);
+        assert!(short.is_over(0, SHORT) && !short.is_over(u64::MAX, Duration::ZERO));
+    }
 
     #[test]
     fn damage_repeats_with_its_seed_and_finds_what_a_decoder_does_not_expect() {
