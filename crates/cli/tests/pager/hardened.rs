@@ -6,6 +6,7 @@ use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetA
 use serde_json::Value;
 
 use crate::both_ways::stage::Stage;
+use crate::support::processes::children;
 use crate::support::{Running, UNTIL_TOLD, is_root, run};
 
 /// What is lent at least when something happens.
@@ -107,7 +108,7 @@ fn donors_of_a_runs_own_are_in_a_sandbox_and_a_pager_is_denied_other_calls() {
     if !has_landlock() {
         return spillway_sys::skipping::skip("Landlock");
     }
-    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
     let verifier = stage.compile("verifier", &[]);
     let options = ["--local", "24M", "--lend", "128M", "--slab-size", "4M"];
     let program = [verifier.to_str().unwrap(), "96", UNTIL_TOLD, "5"];
@@ -150,12 +151,17 @@ fn a_device_of_root_keeps_only_the_rights_that_serving_takes() {
     run(command.args(["--key", "none", "--listen", &listen]).args(&donors)).done("device on");
     let device = stage.items("device").first().cloned().expect("the device is in status");
     let pid = device["pid"].as_u64().expect("status has the process");
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the device's process lives");
-    assert_eq!(field(&status, "NoNewPrivs:"), "1", "{status}");
+    let of_process = |pid: u64| fs::read_to_string(format!("/proc/{pid}/status")).expect("the device's process lives");
+    let keeper = of_process(pid);
+    assert_eq!(field(&keeper, "NoNewPrivs:"), "1", "{keeper}");
+    let serves =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("--kept"));
+    let serving = children(pid as u32).into_iter().find(serves).expect("the keeper has a process that serves");
+    let status = of_process(serving.into());
+    assert_eq!((field(&status, "NoNewPrivs:"), field(&status, "Seccomp:")), ("1", "2"), "{status}");
     let bound = u64::from_str_radix(field(&status, "CapBnd:"), 16).unwrap();
     // SETUID, NET_RAW, SYS_RAWIO, SYS_BOOT, MKNOD.
     assert!([7, 13, 17, 22, 27].iter().all(|right| bound & 1 << right == 0), "{status}");
-    assert_eq!(field(&status, "Seccomp:"), "2", "{status}");
     let left = u64::from_str_radix(field(&status, "CapEff:"), 16).unwrap();
     // CHOWN, KILL, SYS_MODULE, SYS_PTRACE: the start's, the keeper's and the menders'.
     assert!([0, 5, 16, 19].iter().all(|right| left & 1 << right == 0), "{status}");
