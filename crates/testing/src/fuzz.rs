@@ -1,9 +1,10 @@
 //! Arbitrary bytes for a decoder: a small corpus, and what random damage makes of it.
 //!
 //! A target is a function of bytes that must not panic. It runs for a fraction of a second, for
-//! `SPILLWAY_SOAK_SECONDS`, or until it had `SPILLWAY_FUZZ_INPUTS` inputs, however long that takes. An input that fails is kept in a file, and the message says how to give it to the decoder
-//! again. The corpus is the directory `corpus/TARGET` of the crate: one file for each input, which are run first.
-//! `SPILLWAY_FUZZ_WRITE=1` writes the examples that a target comes with there.
+//! `SPILLWAY_SOAK_SECONDS`, or until it had `SPILLWAY_FUZZ_INPUTS` inputs, however long that takes. An input that
+//! fails is kept in a file, and the message says how to give it to the decoder again. The corpus is the directory
+//! `corpus/TARGET` of the crate: one file for each input, which are run first. `SPILLWAY_FUZZ_WRITE=1` writes the
+//! examples that a target comes with there.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
