@@ -192,7 +192,8 @@ impl Community {
         let Some(life) = &self.lives[machine] else { return Vec::new() };
         let members = life.membership.members();
         let others = members.iter().filter(|member| !member.is_self && self.knows(machine, machine_at(member.address)));
-        let lends = |profile: &Profile| profile.quota_bytes > profile.lent_bytes && !profile.is_leaving;
+        let lends =
+            |profile: &Profile| profile.quota_bytes > profile.lent_bytes && !profile.is_leaving && !profile.is_draining;
         others
             .filter(|member| member.profile.as_ref().is_some_and(lends))
             .map(|member| machine_at(member.address))

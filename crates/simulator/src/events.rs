@@ -37,6 +37,8 @@ pub(crate) enum Event {
     Fault,
     /// A machine is reachable again.
     Heal { machine: usize },
+    /// A donor that was drained lends again.
+    Undrain { machine: usize, life: u32 },
     /// A machine is switched on again.
     Restart { machine: usize },
     /// A datagram of the membership arrives.

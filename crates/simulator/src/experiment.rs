@@ -153,6 +153,7 @@ pub fn run(machines: u32, choices: usize, seed: u64) -> Findings {
         has_disk: false,
         work_interval: WORK_INTERVAL,
         storm: FILL_TIME,
+        first_fault: FILL_TIME,
         fault_interval: FILL_TIME,
         faults_at_once: 1,
         has_membership: false,

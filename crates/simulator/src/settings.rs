@@ -35,6 +35,8 @@ pub struct Settings {
     pub work_interval: Duration,
     /// How long things go wrong.
     pub storm: Duration,
+    /// When the first fault comes.
+    pub first_fault: Duration,
     /// Mean time between two faults of the whole cluster.
     pub fault_interval: Duration,
     /// So many machines have a fault at one moment.
@@ -81,6 +83,7 @@ impl Settings {
             has_disk: (seed / 3).is_multiple_of(2),
             work_interval: WORK_INTERVAL,
             storm: Duration::from_secs(60),
+            first_fault: FIRST_FAULTS[(seed % 7) as usize % FIRST_FAULTS.len()],
             fault_interval: Duration::from_secs(2),
             faults_at_once: 1 + (seed / 6 % 2) as usize,
             has_membership: (seed / 12).is_multiple_of(2),
@@ -103,8 +106,9 @@ pub const LOSS_PER_MILLE: usize = 10;
 /// How often an agent tells of its machine and looks for donors.
 pub const LOOK_AROUND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A cluster that begins without lists has no fault before: machines find each other, and tell what they lend.
-pub const FORMED_AFTER: Duration = Duration::from_secs(10);
+/// When the first fault of a storm comes: while machines find each other, while the first slabs are placed, and later.
+pub const FIRST_FAULTS: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(600), Duration::from_secs(2)];
 
 /// So long after the last fault every machine knows every other one. A machine that was taken for dead is greeted
 /// within some `DOWN_ANNOUNCE_INTERVAL`, ten seconds each.

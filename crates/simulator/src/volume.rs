@@ -1,6 +1,7 @@
 //! A volume whose slabs have a version instead of pages: the number of the last write. A copy is valid or not.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 use spillway_volume::limits::COPIES_MAX;
@@ -25,6 +26,8 @@ pub(crate) struct Slab {
     pub(crate) accesses: u64,
     /// Valid copies that were lost since all of them were there.
     pub(crate) lost_since_whole: usize,
+    /// Since when it could have the copies that it lacks.
+    pub(crate) short_since: Option<Duration>,
 }
 
 impl Slab {

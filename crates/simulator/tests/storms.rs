@@ -1,6 +1,6 @@
 //! Clusters under faults, by many seeds.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_simulator::cluster::Cluster;
 use spillway_simulator::report::Report;
@@ -25,12 +25,16 @@ fn no_rule_is_broken_in_any_storm() {
     let settings: Vec<Settings> = (0..SEEDS).map(Settings::storm).collect();
     assert!(settings.iter().any(|settings| settings.faults_at_once == 2 && settings.has_membership));
     assert!(settings.iter().any(|settings| settings.faults_at_once == 1 && !settings.has_membership));
+    assert!(settings.iter().any(|settings| settings.first_fault < Duration::from_secs(1) && settings.has_membership));
     let reports: Vec<Report> = (0..SEEDS).map(run).collect();
     // Each kind of trouble comes in some storm, and is mended.
     for (what, of) in [
         ("sessions lost", (|report| report.sessions_lost) as fn(&Report) -> u64),
         ("donors added", |report| report.additions),
         ("donors removed", |report| report.removals),
+        ("donors drained", |report| report.drains),
+        ("drains undone", |report| report.undone),
+        ("recalls withdrawn", |report| report.withdrawn),
         ("copies filled", |report| report.fills),
         ("slabs recalled", |report| report.recalls),
         ("slabs moved", |report| report.moves),

@@ -1,9 +1,9 @@
 //! What goes wrong: machines are cut off for a while, are switched off with or without a farewell of their kernel, and
-//! need their memory themselves. And what changes: borrowers take other donors.
+//! need their memory themselves. And what changes: borrowers take other donors, donors are drained and lend again.
 
 use std::time::Duration;
 
-use spillway_donor::lender::Input;
+use spillway_donor::lender::{Input, Lender};
 use spillway_volume::steward::placement::Random;
 
 use super::Cluster;
@@ -18,6 +18,9 @@ const CUTS: [Duration; 4] =
 
 /// How long a machine stays switched off, at most.
 const DOWN_MAX: Duration = Duration::from_secs(20);
+
+/// A drain that is undone soon is so within this time, while slabs are looked for, copied and given back.
+const DRAIN_SHORT_MAX: Duration = Duration::from_millis(800);
 
 impl Cluster {
     /// Faults of as many machines as at one moment, and plans the next ones.
@@ -36,11 +39,12 @@ impl Cluster {
     }
 
     fn fault_of(&mut self, machine: usize) {
-        match self.random.below(13) {
+        match self.random.below(15) {
             0..=3 => self.cut(machine),
             4 => self.switch_off(machine, true),
             5 => self.switch_off(machine, false),
             6..=8 => self.change_donors(machine),
+            9..=10 => self.drain_or_undo(machine),
             _ => self.squeeze(machine),
         }
     }
@@ -61,6 +65,30 @@ impl Cluster {
         self.report.squeezes += 1;
         let slabs = self.random.below(self.settings.memory_slabs as usize) as u64;
         self.machines[machine].local_bytes = slabs * self.settings.slab_size_bytes;
+    }
+
+    /// A donor is drained, or lends again: half of the drains end within the pause between two faults, before or while
+    /// their slabs move.
+    fn drain_or_undo(&mut self, machine: usize) {
+        let Some(lender) = &self.machines[machine].lender else { return };
+        if lender.is_draining() {
+            return self.undrain(machine);
+        }
+        self.report.drains += 1;
+        self.feed_lender(machine, Input::Drain);
+        if self.random.below(2) == 0 {
+            let life = self.machines[machine].life;
+            let until = self.draw_up_to(DRAIN_SHORT_MAX);
+            self.plan_in(until, Event::Undrain { machine, life });
+        }
+    }
+
+    /// A donor that is drained lends again.
+    pub(crate) fn undrain(&mut self, machine: usize) {
+        if self.machines[machine].lender.as_ref().is_some_and(Lender::is_draining) {
+            self.report.undone += 1;
+            self.feed_lender(machine, Input::Undrain);
+        }
     }
 
     /// A machine is switched off: donor, borrower and everything in its memory. `is_sudden`: its kernel closes no
@@ -100,6 +128,7 @@ impl Cluster {
         for machine in 0..self.machines.len() {
             self.machines[machine].local_bytes = 0;
             self.heal(machine);
+            self.undrain(machine);
             if self.machines[machine].lender.is_none() {
                 self.restart(machine);
             }

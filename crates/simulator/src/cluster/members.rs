@@ -77,6 +77,7 @@ impl Cluster {
         let mut told = profile(machine, &self.settings.site(machine));
         told.lent_bytes = lender.holdings().lent_bytes;
         told.quota_bytes = told.lent_bytes + lender.free_to_lend_bytes();
+        told.is_draining = lender.is_draining();
         told.used_bytes = self.borrowers[machine].volume.copies() * self.settings.slab_size_bytes;
         let now = self.now();
         let Some(community) = &mut self.community else { return };

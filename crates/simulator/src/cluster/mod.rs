@@ -11,6 +11,7 @@ pub(crate) mod members;
 mod program;
 mod recalls;
 mod sessions;
+mod shortages;
 mod trials;
 
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ use crate::links::{Link, LinkId, Parcel};
 use crate::machine::Machine;
 use crate::recall_watch::RecallWatch;
 use crate::report::Report;
-use crate::settings::{CALM, DELAY_MAX, FORMED_AFTER, LOOK_INTERVAL, PLACE_TIME, REST, Settings};
+use crate::settings::{CALM, DELAY_MAX, LOOK_INTERVAL, PLACE_TIME, REST, Settings};
 
 /// What a machine has to do.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +84,7 @@ impl Cluster {
     pub fn new(settings: Settings, start: Instant) -> Self {
         let loads = vec![Load { local_bytes: 0, volume_slabs: settings.volume_slabs }; settings.machines as usize];
         let mut cluster = Self::with_loads(settings, &loads, start);
-        let first = if settings.has_membership { FORMED_AFTER } else { settings.fault_interval };
-        cluster.plan_in(first, Event::Fault);
+        cluster.plan_in(settings.first_fault, Event::Fault);
         cluster.plan_in(settings.fault_interval, Event::Watch);
         cluster
     }
@@ -172,7 +172,8 @@ impl Cluster {
                 self.feed_lender(machine, input);
             }
             Event::WakeLender { machine, life } if self.machines[machine].life == life => self.wake_lender(machine),
-            Event::Made { .. } | Event::WakeLender { .. } => {}
+            Event::Undrain { machine, life } if self.machines[machine].life == life => self.undrain(machine),
+            Event::Made { .. } | Event::WakeLender { .. } | Event::Undrain { .. } => {}
             Event::WakeSteward { borrower } => self.wake_steward(borrower),
             Event::Place { borrower } => self.place(borrower),
             Event::Moved { borrower, identity, job } => {
@@ -201,7 +202,7 @@ impl Cluster {
             Event::Datagram { from, to, bytes } => self.hear_datagram(from, to, &bytes),
             Event::WakeMember { machine } => self.wake_member(machine),
             Event::LookAround { machine } => self.look_around(machine),
-            Event::Watch => self.watch_recalls(),
+            Event::Watch => self.watch(),
             Event::Together => self.is_together = true,
         }
     }
@@ -297,8 +298,10 @@ impl Cluster {
                 self.send(id, Parcel::Welcome { free_bytes });
             }
             LenderOutput::Send { session, message } => {
-                if let Message::Recall { slabs, .. } = &message {
-                    self.note_recalls(machine, session, slabs);
+                match &message {
+                    Message::Recall { slabs, .. } => self.note_recalls(machine, session, slabs),
+                    Message::RecallWithdrawn { slabs } => self.note_withdrawn(machine, session, slabs),
+                    _ => {}
                 }
                 if let Some(id) = self.machines[machine].sessions.get(&session).copied() {
                     self.send(id, Parcel::ToBorrower(message));

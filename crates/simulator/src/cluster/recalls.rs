@@ -8,6 +8,8 @@
 //! - *Out of reach*: donor and borrower do not hear each other. The session is over `SILENT_FOR` later, and the slab
 //!   with it.
 //!
+//! A recall that is withdrawn, as a drain is undone, is over.
+//!
 //! The situation is looked at every [`WATCH_INTERVAL`]; one that has changed begins a new bound.
 
 use std::time::Duration;
@@ -22,6 +24,7 @@ use crate::borrower::Place;
 use crate::events::Event;
 use crate::links::Reach;
 use crate::recall_watch::{Recalled, Situation, Watched};
+use crate::volume::Slab;
 
 /// See the module text.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -40,6 +43,15 @@ impl Cluster {
                 let watched = Watched { situation, since: self.time, asked: self.time, is_told: false };
                 self.recalls.watched.insert(key, watched);
             }
+        }
+    }
+
+    /// A donor lends again, and these slabs may stay.
+    pub(crate) fn note_withdrawn(&mut self, machine: usize, session: SessionId, slabs: &[SlabHandle]) {
+        for handle in slabs {
+            let watched = self.recalls.watched.remove(&(machine, session, *handle));
+            assert!(watched.is_some(), "only what was asked for is withdrawn");
+            self.report.withdrawn += 1;
         }
     }
 
@@ -70,10 +82,11 @@ impl Cluster {
         }
     }
 
-    /// Looks at every recall; the next look follows.
-    pub(crate) fn watch_recalls(&mut self) {
+    /// Looks at every recall, and at slabs that have too few copies; the next look follows.
+    pub(crate) fn watch(&mut self) {
         self.plan_in(WATCH_INTERVAL, Event::Watch);
         self.look_at_recalls();
+        self.watch_shortages();
     }
 
     /// No bound has passed.
@@ -132,7 +145,7 @@ impl Cluster {
     }
 
     /// Whether both ends of a session are open, and nothing is between them.
-    fn is_usable(&self, borrower: usize, slot: usize) -> bool {
+    pub(crate) fn is_usable(&self, borrower: usize, slot: usize) -> bool {
         let link = self.borrowers[borrower].slots[slot].link.and_then(|link| self.links.get(&link));
         link.is_some_and(|link| link.at_borrower.is_some() && link.reach(self.is_cut(link)) == Reach::Open)
     }
@@ -147,6 +160,11 @@ impl Cluster {
         if !is_needed || slab.is_on_disk || is_elsewhere {
             return true;
         }
+        self.has_room_elsewhere(borrower, slab)
+    }
+
+    /// Whether a donor that the borrower uses, and that has no copy of the slab, has room for one.
+    pub(crate) fn has_room_elsewhere(&self, borrower: usize, slab: &Slab) -> bool {
         let copies = slab.locations.iter().flatten().count();
         let holds = |slot: usize| slab.locations.iter().flatten().any(|other| usize::from(other.donor.0) == slot);
         let mut slots = (0..).zip(&self.borrowers[borrower].slots);
