@@ -9,7 +9,8 @@ use crate::harness::HarnessError;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{BYTES_PER_SECOND, Better, MESSAGES, SECONDS, StudyResult};
 
-/// Machines of the clusters. One of 1,000 takes minutes (`spillway-simulator --members 1000`).
+/// Machines of the clusters. One of 1,000 takes minutes (`spillway-simulator --members 1000`), because foca's cost of
+/// all machines together is their square (docs/decisions/membership.md).
 const MACHINES: [usize; 3] = [32, 100, 320];
 /// The same of a quick run.
 const MACHINES_QUICK: [usize; 2] = [32, 100];

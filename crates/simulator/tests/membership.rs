@@ -20,7 +20,7 @@ fn a_hundred_machines_know_each_other_at_the_cost_of_thirty_two() {
 }
 
 #[test]
-#[ignore = "minutes of simulation; `make soak` runs it"]
+#[ignore = "minutes: the CPU time is the square of the machines; `make soak` runs it"]
 fn a_thousand_machines_know_each_other_at_the_cost_of_thirty_two() {
     costs_as_much_as_thirty_two(1000);
 }
