@@ -302,9 +302,22 @@ fn describe_donor(text: &mut String, item: &Item) {
             ""
         }
     );
+    describe_recalls(text, item);
     describe_sandbox(text, item);
     let sessions = item.report.pointer("/donor/sessions").and_then(Value::as_array);
     sessions.into_iter().flatten().for_each(|session| describe_session(text, session));
+}
+
+/// Slabs that a donor asked back, if there were any.
+fn describe_recalls(text: &mut String, item: &Item) {
+    let count = |name: &str| item.number(&format!("/donor/recalls/{name}"));
+    if count("asked") > 0 {
+        let [asked, returned, withdrawn, overdue] = ["asked", "returned", "withdrawn", "overdue"].map(count);
+        let _ = writeln!(
+            text,
+            "  asked back {asked} slabs: {returned} returned, {withdrawn} may stay after all, {overdue} overdue"
+        );
+    }
 }
 
 /// Whether a donor's process has given up what it does not need, and why not.
@@ -450,11 +463,12 @@ mod tests {
                 "read_bytes": bytes, "written_bytes": bytes, "weight": bytes.is_u64().then_some(4)})
         };
         let report = json!({"donor": {"lent_bytes": 64 << 20, "quota_bytes": 1 << 30, "free_to_lend_bytes": 0, "draining": true,
-            "sessions": [session("tcp", json!(2 << 20)), session("shm", Value::Null)]}});
+            "recalls": {"asked": 7, "returned": 3, "withdrawn": 2, "overdue": 1}, "sessions": [session("tcp", json!(2 << 20)), session("shm", Value::Null)]}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Donor, report));
         for expected in [
             "lent 64 MiB of 1 GiB, 0 B free, DRAINING",
+            "  asked back 7 slabs: 3 returned, 2 may stay after all, 1 overdue\n",
             "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB, weight 4\n",
             "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower, no weight\n",
         ] {

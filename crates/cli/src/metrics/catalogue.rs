@@ -157,6 +157,8 @@ catalogue! {
     DONOR_RECALLS: Counter "spillway_donor_recalls" [DONOR] "Slabs asked back.";
     DONOR_RECALLS_RETURNED: Counter "spillway_donor_recalls_returned" [DONOR]
         "Slabs asked back that were released, or lost with their session.";
+    DONOR_RECALLS_WITHDRAWN: Counter "spillway_donor_recalls_withdrawn" [DONOR]
+        "Slabs asked back that may stay after all, as a drain was undone.";
     DONOR_RECALLS_OVERDUE: Gauge "spillway_donor_recalls_overdue" [DONOR]
         "Slabs asked back, not returned, and past their deadline now.";
     DONOR_SESSIONS_OPENED: Counter "spillway_donor_sessions_opened" [DONOR] "Sessions opened.";

@@ -252,6 +252,7 @@ impl Samples {
         for (metric, value) in [
             (&metrics::DONOR_RECALLS, recalls.asked),
             (&metrics::DONOR_RECALLS_RETURNED, recalls.returned),
+            (&metrics::DONOR_RECALLS_WITHDRAWN, recalls.withdrawn),
             (&metrics::DONOR_RECALLS_OVERDUE, recalls.overdue),
             (&metrics::DONOR_SESSIONS_OPENED, counters.sessions_opened),
             (&metrics::DONOR_REFUSED, counters.connections_refused),

@@ -76,7 +76,7 @@ pub(crate) fn donor_status(lent_bytes: u64) -> DonorStatus {
         "free_to_lend_bytes": 1 << 29, "draining": false, "sessions_lingering": 0,
         "sessions": [{"borrower": "b", "volume": "v", "peer": "p:1", "transport": "tcp", "slabs": 2,
             "lent_bytes": lent_bytes, "read_bytes": 4096, "written_bytes": 8192}],
-        "recalls": {"asked": 5, "returned": 3, "overdue": 1},
+        "recalls": {"asked": 7, "returned": 3, "withdrawn": 2, "overdue": 1},
         "counters": {"sessions_opened": 1, "sessions_resumed": 0, "connections_refused": 2, "leases_granted": 9,
             "leases_refused": 1, "leases_unprepared": 4, "slabs_unlocked": 0},
     }))

@@ -256,8 +256,13 @@ fn listed(view: &View, brief: usize) -> Vec<Listed> {
 
 fn lends(lender: &Lender) -> String {
     let draining = if lender.is_draining { ", draining" } else { "" };
+    // Rare: a drain was undone.
+    let withdrawn = match lender.recalls_withdrawn {
+        0 => String::new(),
+        withdrawn => format!(", withdrawn {withdrawn}"),
+    };
     format!(
-        "{}: {} of {} lent to {}; recalled {}, returned {}, overdue {}; {} free{draining}",
+        "{}: {} of {} lent to {}; recalled {}, returned {}{withdrawn}, overdue {}; {} free{draining}",
         lender.name,
         human(lender.lent_bytes),
         human(lender.quota_bytes),

@@ -55,7 +55,7 @@ fn a_screen_of_80_columns_and_24_rows_has_everything() {
         "DONOR                OF           STATE      VIA  SLABS    P50    P99 NOTE",
         "a:1                  4711         connected  tcp      2  80 us 400 us",
         "b:1                  swap         lost       tcp",
-        "lender: 96 MiB of 1 GiB lent to 1; recalled 5, returned 3, overdue 1; 512 MiB f",
+        "lender: 96 MiB of 1 GiB lent to 1; recalled 7, returned 3, withdrawn 2, overdue",
         "donor lender: 1 slabs that it asked back are overdue",
         "h help   s order",
     ] {

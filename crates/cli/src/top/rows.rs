@@ -67,6 +67,8 @@ pub(crate) struct Lender {
     pub(crate) recalls_asked: u64,
     /// Of those, returned.
     pub(crate) recalls_returned: u64,
+    /// Of those, the ones that may stay after all.
+    pub(crate) recalls_withdrawn: u64,
     /// Of those, past their deadline.
     pub(crate) recalls_overdue: u64,
     /// Whether it lends nothing any more.
@@ -195,6 +197,7 @@ pub(crate) fn lenders(observation: &Observation) -> Vec<Lender> {
             borrowers: donor.sessions.len() as u64,
             recalls_asked: donor.recalls.asked,
             recalls_returned: donor.recalls.returned,
+            recalls_withdrawn: donor.recalls.withdrawn,
             recalls_overdue: donor.recalls.overdue,
             is_draining: donor.draining,
         })
@@ -287,7 +290,7 @@ mod tests {
     fn lenders_tell_their_recalls() {
         let lenders = lenders(&examples::observation(1));
         assert_eq!(lenders.len(), 1);
-        let Lender { recalls_asked, recalls_returned, recalls_overdue, borrowers, .. } = lenders[0];
-        assert_eq!((recalls_asked, recalls_returned, recalls_overdue, borrowers), (5, 3, 1, 1));
+        let Lender { recalls_asked, recalls_returned, recalls_withdrawn, recalls_overdue, borrowers, .. } = lenders[0];
+        assert_eq!((recalls_asked, recalls_returned, recalls_withdrawn, recalls_overdue, borrowers), (7, 3, 2, 1, 1));
     }
 }
