@@ -23,11 +23,13 @@ const LOCAL: &str = "local only";
 /// A placement that no decentralised one can beat.
 const PLANNER: &str = "planner";
 /// The product's.
-const OURS: &str = "two choices";
+const OURS: &str = "three choices";
+/// The paper's: the power of two choices.
+const PAPER: &str = "two choices";
 
 /// Donors asked for each slab, with the name of the subject.
 const CHOICES: [(usize, &str); 4] =
-    [(1, "one choice"), (PLACEMENT_CHOICES, OURS), (3, "three choices"), (ACTIVE_DONORS, "all known donors")];
+    [(1, "one choice"), (2, PAPER), (PLACEMENT_CHOICES, OURS), (ACTIVE_DONORS, "all known donors")];
 
 /// The goal for the mean, of the issue of a cluster without a coordinator.
 const GOAL_MEAN: &str = "memory in use within 5 % of the planner's";
@@ -121,15 +123,16 @@ mod tests {
     use crate::machine::Machine;
 
     #[test]
-    fn two_choices_are_more_even_than_one_and_meet_the_goals() {
+    fn more_choices_are_more_even_and_three_meet_the_goals() {
         let mut result = StudyResult::new("cluster-balance", "", true, Machine::default());
         (0..3).for_each(|round| measure(32, round, &mut result));
         judge(&[32], &mut result);
         let even = |subject: &str| result.median(&case(32, MAX_TO_MIN), subject).unwrap();
-        let order = [PLANNER, "all known donors", OURS, "one choice", LOCAL].map(even);
+        let order = [PLANNER, "all known donors", OURS, PAPER, "one choice", LOCAL].map(even);
         assert!(order.is_sorted(), "{order:?}");
         assert!(result.goals.iter().all(|goal| goal.met == Some(true)), "{:?}", result.goals);
         let asked = |subject: &str| result.median(&case(32, "messages for a slab"), subject).unwrap();
-        assert!(asked("all known donors") > asked(OURS) && asked(OURS) > asked("one choice"));
+        let order = ["one choice", PAPER, OURS, "all known donors"].map(asked);
+        assert!(order.is_sorted(), "{order:?}");
     }
 }

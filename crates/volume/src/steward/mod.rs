@@ -8,9 +8,9 @@
 //! The life of one copy:
 //! 1. *Wanted.* An I/O thread found a slab unmapped ([`Input::Wanted`]), a look found too few copies
 //!    ([`Input::Looked`]), or a donor wants its slab back (`Message::Recall`).
-//! 2. *Drawn.* [`placing`] draws two donors (the power of two choices, `placement`) and asks both (`Ask`); each keeps a
-//!    slab. The one with more room is asked for it (`Lease`). One that refuses or says nothing is passed over, and the
-//!    draw goes on among the others.
+//! 2. *Drawn.* [`placing`] draws three donors (more than the power of two choices, `placement`) and asks them (`Ask`);
+//!    each keeps a slab. The one with most room is asked for it (`Lease`). One that refuses or says nothing is passed
+//!    over, and the draw goes on among the others.
 //! 3. *Placed.* All copies that the slab lacked go into its copy indexes at one moment ([`Output::Place`]). What finds
 //!    no place is given back.
 //! 4. *Filled.* [`moving`] has the pages copied that the slab holds already ([`Output::Fill`]), one slab at a time.

@@ -67,7 +67,7 @@ enum Answer {
 enum Stage {
     /// Nothing is under way.
     Idle,
-    /// Two were asked for their room.
+    /// Those that were drawn were asked for their room.
     Asking { drawn: Vec<Asked>, deadline: Instant },
     /// One was asked for a slab.
     Leasing { donor: DonorSlot, request: u32, deadline: Instant },
@@ -299,7 +299,7 @@ impl Placing {
             return;
         }
         if !placement.is_satisfied(slab, context.pages, context.config.replicas) && placement.draw(slab, context) {
-            // Both may have offered a slab to a placement before.
+            // All may have offered a slab to a placement before.
             return placement.choose_among_answers(context);
         }
         if placement.leases.is_empty() {
