@@ -21,7 +21,7 @@
 //!   `pager/prefetching.rs`: pages that come along.
 //! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
 //!   killed under sealed memory.
-//! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer one after the other.
+//! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer, one or two at a time.
 //! - `both_ways/chaos.rs`, `both_ways/cut_off.rs`: donors die, stop and come back, cables are pulled and disks are
 //!   full, shared too; `pager/lost_copies.rs`: no other process had them; `pager/violence.rs`, `pager/families.rs`: the
 //!   pager and programs are killed, alone and with forked children; `both_ways/left_behind.rs`: a program alone,
