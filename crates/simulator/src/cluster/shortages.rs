@@ -11,7 +11,7 @@ use spillway_volume::limits::COPIES_MAX;
 use super::Cluster;
 use crate::links::Reach;
 
-/// A slab that could have its copies has them within so long: twice what was seen in hundreds of storms. A donor that
+/// A slab that could have its copies has them within so long: twice what was seen in 180 storms. A donor that
 /// did not answer is passed over for a second, and the mover fills one slab after the other.
 const RESTORED_WITHIN: Duration = Duration::from_secs(5);
 
