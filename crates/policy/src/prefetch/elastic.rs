@@ -40,7 +40,7 @@ const RECENT: usize = 64;
 const NEEDED_WEIGHT: u32 = 3;
 
 /// ... and one that was not takes at least so much, as for the blocks of [`super::read_around`]. A larger one costs
-/// more in vain: it takes its order.
+/// more for nothing: it takes its order.
 const MISSED_WEIGHT_MIN: u32 = 2;
 
 /// A region's blocks become twice as large from this score on ...
