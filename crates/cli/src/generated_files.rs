@@ -16,7 +16,7 @@ use crate::failure::Failure;
 const PROGRAM: &str = "spillway";
 
 /// Commands for the machine's administrator: their pages are in section 8, the others' in section 1.
-const FOR_ADMINISTRATORS: [&str; 2] = ["spillway-agent", "spillway-swap"];
+const FOR_ADMINISTRATORS: [&str; 4] = ["spillway-agent", "spillway-setup", "spillway-swap", "spillway-uninstall-check"];
 
 /// Where each shell looks for completions, below `/usr/share`.
 const COMPLETIONS: [(Shell, &str); 3] = [

@@ -208,6 +208,16 @@ pub(crate) const HEAP_RESERVE_BYTES: usize = 8 << 20;
 /// Free space that a backing file leaves on its file system.
 pub(crate) const BACKING_RESERVE_BYTES: u64 = 256 << 20;
 
+/// The port of donors and clusters, unless told otherwise; documents and units have it too.
+pub(crate) const DONOR_PORT: u16 = 7070;
+
+/// What setup reads of a key: two keys of 64 digits, and line ends of any kind.
+pub(crate) const KEY_TEXT_BYTES_MAX: u64 = 256;
+
+/// How long setup waits for the service: the agent chooses among lenders once they stay the same for ten seconds, and
+/// emulated machines take minutes.
+pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(180);
+
 const _: () = {
     assert!(SLAB_SIZE_BYTES_DEFAULT >= spillway_fabric::limits::SLAB_SIZE_BYTES_MIN);
     assert!(SLAB_SIZE_BYTES_DEFAULT <= spillway_fabric::limits::SLAB_SIZE_BYTES_MAX);

@@ -8,7 +8,8 @@
 //! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
 //!   machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
-//!   [`mend`], [`mender`]; [`generated_files`]: for packages.
+//!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
+//!   [`uninstall_check`]: what is left of all that.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
 //!   [`page`]: in a browser, from the agent's [`web_server`].
 
@@ -47,6 +48,7 @@ mod progress;
 mod registry;
 mod run;
 mod sandbox;
+mod setup;
 mod size;
 mod status;
 mod status_socket;
@@ -56,6 +58,7 @@ mod swap_command;
 mod top;
 mod trace;
 mod trace_file;
+mod uninstall_check;
 mod web_server;
 
 use std::process::ExitCode;
@@ -132,6 +135,8 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Drain(arguments) => drain::execute(&arguments)?,
         Command::Top(arguments) => top::execute(&arguments)?,
         Command::Doctor(arguments) => doctor::execute(&arguments)?,
+        Command::Setup(arguments) => setup::execute(&arguments)?,
+        Command::UninstallCheck(arguments) => uninstall_check::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,
         Command::GenerateFiles(arguments) => generated_files::write(&arguments.share)?,
         Command::PrefetchSwap(arguments) => device::prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,

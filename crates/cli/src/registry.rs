@@ -194,6 +194,12 @@ impl Registry {
         Self::at(default_root())
     }
 
+    /// The one of this user; `None` if there is none.
+    pub(crate) fn open_existing() -> Result<Option<Self>, RegistryError> {
+        let root = default_root();
+        if root.exists() { Self::at(root).map(Some) } else { Ok(None) }
+    }
+
     /// One for a test, gone with its directory.
     #[cfg(test)]
     pub(crate) fn temporary() -> (tempfile::TempDir, Self) {

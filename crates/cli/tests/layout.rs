@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 81] = [
+const DECISIONS: [&str; 85] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -291,6 +291,10 @@ const DECISIONS: [&str; 81] = [
     "crates/cli/src/page/events.rs",
     "crates/cli/src/page/model.rs",
     "crates/cli/src/page/squares.rs",
+    "crates/cli/src/setup/dialogue.rs",
+    "crates/cli/src/setup/plan.rs",
+    "crates/cli/src/setup/written.rs",
+    "crates/cli/src/uninstall_check/remains.rs",
 ];
 
 #[test]

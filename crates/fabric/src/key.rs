@@ -101,6 +101,18 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
+    /// There is another key than the one that was brought.
+    #[error(
+        "{path} has another key ({present}) than the one that was given ({given}); move this machine by spillway key rotate, or remove the file if no other machine shares it"
+    )]
+    Another {
+        /// The file.
+        path: PathBuf,
+        /// The name of the key in it.
+        present: String,
+        /// The name of the key that was brought.
+        given: String,
+    },
     /// The file of the next key has two.
     #[error(
         "{path} has two keys, of which it cannot be told which one is next; make a file with one: spillway key new FILE"
@@ -222,6 +234,23 @@ impl ClusterKey {
         }
         let made = Self::load_or_create(path)?;
         Ok(made)
+    }
+
+    /// Puts the keys in the text of another machine's file into `path` (mode 0600). A file that has them already stays
+    /// as it is; one with others is refused. `from` names the text's source in an error.
+    pub fn receive(text: &[u8], from: &Path, path: &Path) -> Result<Self, KeyError> {
+        let given = Self::decode(text).ok_or_else(|| KeyError::Malformed { path: from.to_owned() })?;
+        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(io_error)?;
+        }
+        given.store_new(path).map_err(io_error)?;
+        let present = Self::load(path)?;
+        if present == given {
+            return Ok(present);
+        }
+        let name = |key: &Self| key.ids().remove(0);
+        Err(KeyError::Another { path: path.to_owned(), present: name(&present), given: name(&given) })
     }
 
     /// The first step of a change, for each machine of the cluster: `next` is accepted besides.
@@ -390,6 +419,25 @@ mod tests {
         assert_eq!(ClusterKey::load(&path).unwrap(), made);
         let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(names, 1, "no private file stays behind");
+    }
+
+    #[test]
+    fn a_key_comes_from_another_machine_and_never_takes_the_place_of_another_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let [here, there, from] = ["here", "there", "from"].map(|name| directory.path().join(name));
+        let made = ClusterKey::create(&there).unwrap();
+        let text = std::fs::read(&there).unwrap();
+        for _ in 0..2 {
+            assert_eq!(ClusterKey::receive(&text, &from, &here).unwrap(), made);
+        }
+        assert_eq!(std::fs::metadata(&here).unwrap().mode() & 0o777, 0o600);
+        assert!(
+            matches!(ClusterKey::receive(b"a password\n", &from, &here), Err(KeyError::Malformed { path }) if path == from)
+        );
+        let other = ClusterKey::generate().unwrap().encode();
+        let error = ClusterKey::receive(other.as_bytes(), &from, &here).unwrap_err();
+        assert!(matches!(error, KeyError::Another { .. }) && error.to_string().contains("key rotate"), "{error}");
+        assert_eq!(std::fs::read(&here).unwrap(), text);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Values are checked here, so that a mistake ends with status 2 before anything is touched.
 
 pub(crate) mod key;
+pub(crate) mod setup;
 pub(crate) mod top;
 pub(crate) mod trace;
 
@@ -27,6 +28,7 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
 use self::key::KeyCommand;
+use self::setup::{SetupArguments, UninstallCheckArguments};
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
@@ -47,6 +49,9 @@ pub(crate) struct Arguments {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Set this machine up to lend memory, to borrow some, or both: asks three questions, writes the configuration and
+    /// starts the service
+    Setup(SetupArguments),
     /// Run an unmodified program with a local memory budget; the rest of its memory lives with donors
     Run(RunArguments),
     /// A swap device for the whole machine, made of remote memory
@@ -73,6 +78,9 @@ pub(crate) enum Command {
     Key(KeyCommand),
     /// Say what this kernel and user can do, and the command that mends what is missing
     Doctor(DoctorArguments),
+    /// Say what of Spillway is in use or left on this machine, each with the command that ends it; fails if there is
+    /// something
+    UninstallCheck(UninstallCheckArguments),
     /// The long-running daemon, as its configuration says
     Agent(AgentArguments),
     /// The background process of a device

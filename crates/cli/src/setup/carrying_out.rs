@@ -1,0 +1,102 @@
+//! Carries a plan out, and waits until what it started is there.
+
+use std::fs;
+use std::io::{Read, stdin};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use spillway_fabric::key::ClusterKey;
+
+use super::dialogue::Answers;
+use super::plan::{Step, describe};
+use crate::failure::Failure;
+use crate::limits;
+use crate::machine::waiting::wait_until;
+use crate::output;
+use crate::registry::{Kind, Registry};
+use crate::status;
+
+/// Does one step and says so.
+pub(crate) fn carry_out(step: &Step) -> Result<(), Failure> {
+    match step {
+        Step::Keep { path, kept } => fs::rename(path, kept).map_err(|error| Failure::during(path.display(), error))?,
+        Step::Write { path, text } => write(path, text)?,
+        Step::MakeKey(path) => {
+            ClusterKey::create(path).map_err(Failure::failed)?;
+        }
+        Step::TakeKey { from, path } => {
+            let shown = from.as_deref().unwrap_or(Path::new("standard input"));
+            let text = key_text(from.as_deref()).map_err(|error| Failure::during(shown.display(), error))?;
+            ClusterKey::receive(&text, shown, path).map_err(Failure::failed)?;
+        }
+        Step::Run(words) => {
+            // All files together, before the service reads them.
+            super::check(Path::new(super::SERVICE_DIRECTORY))?;
+            run(words)?;
+        }
+    }
+    output::text(&format!("did: {}\n", describe(step)))
+}
+
+/// Whether a step starts the service or has it read its configuration again.
+pub(crate) fn starts_service(step: &Step) -> bool {
+    matches!(step, Step::Run(words) if words.contains(&"spillway.service"))
+}
+
+/// At most as much as two keys and their line ends need; the rest is not read.
+fn key_text(from: Option<&Path>) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(limits::KEY_TEXT_BYTES_MAX as usize);
+    match from {
+        Some(path) => fs::File::open(path)?.take(limits::KEY_TEXT_BYTES_MAX).read_to_end(&mut text)?,
+        None => stdin().lock().take(limits::KEY_TEXT_BYTES_MAX).read_to_end(&mut text)?,
+    };
+    Ok(text)
+}
+
+/// Whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |error| Failure::during(path.display(), error);
+    fs::create_dir_all(path.parent().expect("every file lies in a directory")).map_err(failed)?;
+    let new = path.with_extension("new");
+    fs::write(&new, text).map_err(failed)?;
+    // Also where the user's umask takes more away: it holds no secret.
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o644)).map_err(failed)?;
+    fs::rename(&new, path).map_err(failed)
+}
+
+fn run(words: &[&str]) -> Result<(), Failure> {
+    let line = words.join(" ");
+    let status = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Failed(format!("`{line}` failed ({status}); `journalctl -u spillway` says why"))),
+        Err(error) => Err(Failure::during(line, error)),
+    }
+}
+
+/// Waits until the agent answers, and until swap is on if it borrows.
+pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let deadline = Instant::now() + limits::SETUP_DEADLINE;
+    let is_running = |kind: Kind, wanted: &dyn Fn(&status::Item) -> bool| {
+        status::collect(&registry, Some(kind), &|item| item.state == "running" && wanted(item))
+            .is_ok_and(|items| !items.is_empty())
+    };
+    let late = |what: &str| {
+        let seconds = limits::SETUP_DEADLINE.as_secs();
+        Failure::Failed(format!("{what} after {seconds} s; it goes on trying, and `journalctl -u spillway` says why"))
+    };
+    if !wait_until(deadline, || is_running(Kind::Agent, &|_| true)) {
+        return Err(late("the agent does not answer"));
+    }
+    if answers.borrow_bytes.is_none() {
+        return output::text("the agent runs\n");
+    }
+    output::text("the agent runs; waiting for a machine that lends\n")?;
+    if !wait_until(deadline, || is_running(Kind::Device, &status::Item::is_swap)) {
+        return Err(late("swap is not on: no machine of the cluster lends yet"));
+    }
+    output::text("swap is on\n")
+}
