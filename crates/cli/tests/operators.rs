@@ -4,6 +4,7 @@
 //! - `operators/page.rs`: the agent's page in a browser.
 //! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
 //! - `operators/reloads.rs`: an agent whose configuration changes while it runs.
+//! - `operators/setup.rs`: a machine's first configuration, at a terminal and from a script.
 //! - `operators/stage.rs`: donors, and a device with traffic, for both.
 
 // In a test a panic is the report.
@@ -18,5 +19,6 @@ mod operators {
     mod page;
     mod pseudo_terminal;
     mod reloads;
+    mod setup;
     pub(crate) mod stage;
 }

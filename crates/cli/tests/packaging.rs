@@ -1,9 +1,16 @@
 //! The files in `packaging/`: systemd reads them without a complaint, and they say what keeps pages safe.
+//!
+//! - `packaging/fresh_root.rs`: a root without Spillway; `packaging/life.rs`: what becomes of the package in it.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[allow(dead_code)]
 mod support;
+
+mod packaging {
+    pub(crate) mod fresh_root;
+    mod life;
+}
 
 use std::fs;
 use std::path::{Path, PathBuf};

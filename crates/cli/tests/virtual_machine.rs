@@ -21,6 +21,7 @@
 //! - `virtual_machine/rdma.rs`: pages that travel by RDMA, by swap and by pager;
 //!   `virtual_machine/rdma_machines.rs`: between two machines, through every fault.
 //! - `virtual_machine/service.rs`: the agent as systemd starts, restarts and stops it.
+//! - `virtual_machine/newcomer.rs`: two machines from the package to swap by the README's lines, an upgrade, a purge.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -37,6 +38,7 @@ mod virtual_machine {
     mod each_front_end;
     mod guest;
     mod network_disk;
+    mod newcomer;
     mod overcommit;
     mod pager;
     mod plain_device;

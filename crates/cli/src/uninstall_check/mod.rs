@@ -113,7 +113,7 @@ fn on_disk(root: &Path) -> Seen {
         text.lines().any(|line| line.starts_with(account))
     };
     Seen {
-        files: FILES.iter().filter(is_there).map(PathBuf::from).collect(),
+        files: FILES.into_iter().filter(is_there).map(PathBuf::from).collect(),
         accounts: ACCOUNTS.iter().filter(|account| has_account(account)).map(|(_, _, command)| *command).collect(),
         is_packaged: at("/var/lib/dpkg/info/spillway.list").exists(),
         ..Seen::default()
