@@ -16,11 +16,14 @@ pub(crate) struct FreshRoot {
     directory: tempfile::TempDir,
 }
 
-/// Makes the root and runs `/mnt/script` in it; `$1` is the directory.
+/// Makes the root and runs `/mnt/script` in it; `$1` is the directory. This machine's devices are not in it: processes
+/// that serve them cannot be seen from inside, and would be taken for dead.
 const ENTER: &str = "set -e; cd \"$1\"; mount --make-rprivate /; \
     mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work root root; \
     mount --bind shared root/mnt; mount -t proc proc root/proc; mount -t tmpfs run root/run; mount -t tmpfs tmp root/tmp; \
-    mount --rbind /dev root/dev; exec chroot root /bin/bash /mnt/script";
+    mount -t tmpfs sys root/sys; mkdir root/sys/block; mount -t tmpfs dev root/dev; ln -s /proc/self/fd root/dev/fd; \
+    for name in null zero full random urandom; do touch root/dev/$name; mount --bind /dev/$name root/dev/$name; done; \
+    exec chroot root /bin/bash /mnt/script";
 
 impl FreshRoot {
     /// Builds the packages, also one of a later version; says what is missing for it.

@@ -28,15 +28,15 @@ fn a_package_is_installed_set_up_upgraded_and_purged_and_nothing_is_left() {
         spillway setup --yes --lend 64M
         cp -r /etc/spillway /mnt/set-up
         spillway setup --yes --lend 64M >/mnt/again
-        spillway donate --name busy --memory 16M --key none --listen unix:/run/busy.sock & donor=$!
-        until [ -S /run/busy.sock ]; do sleep 0.1; done
+        spillway donate --name busy --memory 64M --key none --listen unix:/run/busy.sock & donor=$!
+        until [ -S /run/busy.sock ]; do kill -0 $donor; sleep 0.1; done
         dpkg --install /mnt/spillway_99*.deb >/mnt/upgrade
         kill -0 $donor
         [ "$(dpkg-query --show --showformat '${{Version}}' spillway)" = 99.0.0 ]
         diff -r /etc/spillway /mnt/set-up
         if dpkg --purge spillway 2>/mnt/refused; then exit 1; fi
         test -x /usr/bin/spillway; test -e /etc/spillway/cluster.key
-        eval "$(sed -n 's/.*end it: //p' /mnt/refused)"
+        eval "$(sed -n 's/.*end it: \(kill .*\)/\1/p' /mnt/refused)"
         wait $donor
         dpkg --purge spillway
         /mnt/spillway uninstall-check
