@@ -129,7 +129,8 @@ fn look(arguments: &SetupArguments) -> Facts {
 fn service() -> Option<Service> {
     let says = |question: &str| {
         let mut command = Command::new("systemctl");
-        command.args([question, "--quiet", "spillway.service"]).stdin(Stdio::null()).stderr(Stdio::null());
+        command.args([question, "--quiet", "spillway.service"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     };
     let is_there = Path::new("/run/systemd/system").exists() && says("cat");
