@@ -4,6 +4,7 @@
 //! - [`prefetch`]: which pages come along with the one that a program waits for.
 //! - [`trace`]: recorded accesses, by which both are chosen and compared.
 //! - [`replay`]: recorded accesses in front of a memory that the policies manage.
+//! - [`sizing`]: how much memory a program needs.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -11,4 +12,5 @@
 pub mod prefetch;
 pub mod replacement;
 pub mod replay;
+pub mod sizing;
 pub mod trace;
