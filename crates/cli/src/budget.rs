@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use spillway_policy::sizing::stall_controller::{Reading, StallController};
+
 use crate::cgroup::usage::GroupUsage;
 use crate::limits;
 use crate::size::LocalBudget;
@@ -33,6 +35,8 @@ pub(crate) struct Budget {
     limit_bytes: Option<u64>,
     /// What it got beyond its share because it could not go on.
     relief_bytes: u64,
+    /// Of [`LocalBudget::Auto`].
+    controller: Option<StallController>,
 }
 
 impl Budget {
@@ -41,9 +45,28 @@ impl Budget {
         let limit_bytes = match setting {
             LocalBudget::Fixed(size) => Some(size.bytes.max(limits::BUDGET_FLOOR_BYTES)),
             LocalBudget::Percent(percent) if percent >= 100.0 => None,
-            LocalBudget::Percent(_) => Some(limits::BUDGET_FLOOR_BYTES),
+            LocalBudget::Percent(_) | LocalBudget::Auto => Some(limits::BUDGET_FLOOR_BYTES),
         };
-        Self { setting, limit_bytes, relief_bytes: 0 }
+        Self { setting, limit_bytes, relief_bytes: 0, controller: None }
+    }
+
+    /// One that follows what the program loses to page-ins: at most `slowdown`, a share of its time. It begins with
+    /// `most_bytes`, and never has less than `least_bytes`.
+    pub(crate) fn automatic(slowdown: f64, least_bytes: u64, most_bytes: u64) -> Self {
+        let controller = StallController::new(slowdown, least_bytes, most_bytes.max(least_bytes));
+        let limit_bytes = Some(controller.limit_bytes());
+        Self { setting: LocalBudget::Auto, limit_bytes, relief_bytes: 0, controller: Some(controller) }
+    }
+
+    /// The time of the next sample, since the begin; matters to an automatic budget only.
+    pub(crate) fn steer(&mut self, now: Duration, usage: &GroupUsage) {
+        let (Some(controller), Some(stalled_us)) = (&mut self.controller, usage.stalled_us) else { return };
+        controller.observe(Reading {
+            now,
+            stalled: Duration::from_micros(stalled_us),
+            local_bytes: usage.charged_bytes.saturating_sub(usage.file_bytes),
+            footprint_bytes: usage.footprint_bytes(),
+        });
     }
 
     /// The limit in force; `None` when all of the footprint may be local.
@@ -56,6 +79,7 @@ impl Budget {
         let share = match self.setting {
             LocalBudget::Fixed(size) => size.bytes,
             LocalBudget::Percent(percent) => (usage.footprint_bytes() as f64 * percent / 100.0) as u64,
+            LocalBudget::Auto => self.controller.as_ref().map_or(0, StallController::limit_bytes),
         };
         // Of the kernel's every program has some, for which its share has room.
         let kernel_most = (share / KERNEL_SHARE).max(limits::BUDGET_FLOOR_BYTES / 2);
@@ -144,6 +168,25 @@ mod tests {
             let wanted = (footprint * MIB / 4).max(limits::BUDGET_FLOOR_BYTES);
             assert!(limit.abs_diff(wanted) <= wanted / 32, "{footprint} MiB: {limit} instead of {wanted}");
         }
+    }
+
+    #[test]
+    fn an_automatic_budget_follows_stalls() {
+        let mut budget = Budget::automatic(0.05, 16 * MIB, 8192 * MIB);
+        let mut stalled_us = 0;
+        for look in 0..30_000 {
+            let now = Duration::from_millis(look * 5);
+            // Half of its memory is idle.
+            let usage = GroupUsage { stalled_us: Some(stalled_us), ..sample(&budget, 1000 * MIB) };
+            stalled_us += if usage.charged_bytes < 500 * MIB { 4000 } else { 0 };
+            budget.steer(now, &usage);
+            budget.observe(&usage);
+        }
+        let limit = budget.limit_bytes().unwrap() / MIB;
+        assert!((500..640).contains(&limit), "{limit} MiB");
+        // Without a word of stalls it stays.
+        budget.steer(Duration::from_secs(1000), &sample(&budget, 1000 * MIB));
+        assert_eq!(budget.limit_bytes().unwrap() / MIB, limit);
     }
 
     #[test]

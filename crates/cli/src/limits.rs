@@ -74,6 +74,16 @@ pub(crate) const SUBJECTS_MAX: usize = 4096;
 /// How often the process that prefetches for the machine writes down what it did, for `status`.
 pub(crate) const PREFETCH_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
+/// What a page-in costs a program of `size` that was not told: by the pager, from a donor on the same machine
+/// (docs/measurements.md: 7.7 and 8.3 us).
+pub(crate) const SIZING_PAGE_IN_US: f64 = 8.0;
+
+/// What `run --local auto` lets a program lose when it is not told: hardly noticed.
+pub(crate) const SLOWDOWN: f64 = 0.05;
+
+/// How long processes are looked at that run already: eight rounds of scans, the last ones of ten seconds.
+pub(crate) const SIZING_SECONDS: f64 = 30.0;
+
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
 

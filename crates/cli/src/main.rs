@@ -5,6 +5,7 @@
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
+//! - [`sizing`]: how much memory a program needs.
 //! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
 //!   machines that it knows; [`key_command`]: their key.
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
@@ -50,6 +51,7 @@ mod run;
 mod sandbox;
 mod setup;
 mod size;
+mod sizing;
 mod status;
 mod status_socket;
 mod staying_report;
@@ -125,6 +127,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
     match command {
         Command::Run(arguments) => return run::run(&arguments),
         Command::Trace(command) => return trace::execute(command),
+        Command::Size(arguments) => return sizing::execute(&arguments),
         Command::BecomeProgram(arguments) => return Err(run::become_program::become_program(&arguments)),
         Command::Swap(command) => swap_command::execute(&command)?,
         Command::Device(command) => device::command::execute(&command)?,

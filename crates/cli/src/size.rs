@@ -19,6 +19,8 @@ pub(crate) enum LocalBudget {
     Fixed(Size),
     /// A share of the footprint as it grows, above 0 and at most 100.
     Percent(f64),
+    /// As little as its program bears ([`spillway_policy::sizing::stall_controller`]).
+    Auto,
 }
 
 /// A size or budget that cannot be understood.
@@ -97,6 +99,9 @@ impl FromStr for LocalBudget {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
+        if text.trim() == "auto" {
+            return Ok(Self::Auto);
+        }
         let Some(share) = text.trim().strip_suffix('%') else {
             return text.parse().map(Self::Fixed);
         };
@@ -112,6 +117,7 @@ impl fmt::Display for LocalBudget {
         match self {
             Self::Fixed(size) => size.fmt(formatter),
             Self::Percent(percent) => write!(formatter, "{percent}%"),
+            Self::Auto => formatter.write_str("auto"),
         }
     }
 }
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn shown_budgets_parse_again() {
-        for text in ["50%", "12.5%"] {
+        for text in ["50%", "12.5%", "auto"] {
             assert_eq!(text.parse::<LocalBudget>().unwrap().to_string(), text);
         }
         assert_eq!("64M".parse::<LocalBudget>().unwrap().to_string(), "64 MiB");

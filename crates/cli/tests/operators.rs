@@ -5,6 +5,7 @@
 //! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
 //! - `operators/reloads.rs`: an agent whose configuration changes while it runs.
 //! - `operators/setup.rs`: a machine's first configuration, at a terminal and from a script.
+//! - `operators/sizes.rs`: how much memory a program needs.
 //! - `operators/stage.rs`: donors, and a device with traffic, for both.
 
 // In a test a panic is the report.
@@ -20,5 +21,6 @@ mod operators {
     mod pseudo_terminal;
     mod reloads;
     mod setup;
+    mod sizes;
     pub(crate) mod stage;
 }

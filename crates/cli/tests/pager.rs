@@ -41,6 +41,7 @@ mod both_ways;
 
 mod pager {
     mod at_random;
+    mod automatic;
     mod back_pressure;
     mod bare_exits;
     mod calls;

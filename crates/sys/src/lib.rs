@@ -18,7 +18,7 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
 //! - [`cpu_latency`]: how fast idle CPUs wake up. [`cpu_list`]: which CPUs there are.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
-//! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
+//! - [`process_stat`], [`process_clock`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`page_faults`], [`process_advice`]: page faults of other programs as they happen, and pages that they will need
 //!   (perf events, process_madvise).
@@ -61,6 +61,7 @@ pub mod paging_safety;
 pub mod passed_descriptor;
 pub mod process;
 pub mod process_advice;
+pub mod process_clock;
 pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;

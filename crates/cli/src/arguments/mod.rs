@@ -4,6 +4,7 @@
 
 pub(crate) mod key;
 pub(crate) mod setup;
+pub(crate) mod sizing;
 pub(crate) mod top;
 pub(crate) mod trace;
 
@@ -29,6 +30,7 @@ use spillway_volume::settings::transport::TransportChoice;
 
 use self::key::KeyCommand;
 use self::setup::{SetupArguments, UninstallCheckArguments};
+use self::sizing::SizingArguments;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
@@ -66,6 +68,8 @@ pub(crate) enum Command {
     Status(OutputArguments),
     /// Show devices, runs and donors live: pages, latency, and what is degraded
     Top(TopArguments),
+    /// Say how much memory a program needs, and what less of it costs
+    Size(SizingArguments),
     /// Record page faults of programs, replay them against policies of prefetching, and plot them
     #[command(subcommand)]
     Trace(TraceCommand),
@@ -234,9 +238,12 @@ pub(crate) enum SharedMemoryChoice {
 /// `spillway run`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunArguments {
-    /// Local memory: a size, or a share of what the program uses as it grows
-    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
+    /// Local memory: a size, a share of what the program uses as it grows, or auto (as little as keeps to --slowdown)
+    #[arg(long, value_name = "SIZE|PERCENT|auto", default_value = "50%")]
     pub(crate) local: LocalBudget,
+    /// With --local auto: how much of its time the program may lose to page-ins [default: 5%]
+    #[arg(long, value_name = "PERCENT", value_parser = slowdown)]
+    pub(crate) slowdown: Option<f64>,
     /// How memory reaches the program
     #[arg(long, value_enum, default_value_t)]
     pub(crate) via: Via,
@@ -552,12 +559,23 @@ pub(crate) struct BecomeArguments {
     /// Of what matters where pages of shared memory leave, too
     #[arg(long)]
     pub(crate) tells_shared_memory: bool,
+    /// No huge pages
+    #[arg(long)]
+    pub(crate) small_pages: bool,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,
     /// The program as the user wrote it, and its arguments
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<OsString>,
+}
+
+/// A share of the time, from above 0 to 1.
+fn slowdown(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(LocalBudget::Percent(percent)) => Ok(percent / 100.0),
+        _ => Err(format!("'{text}' is no slowdown; write a percentage above 0 and at most 100, such as 5%")),
+    }
 }
 
 fn slab_size(text: &str) -> Result<Size, String> {
@@ -647,6 +665,10 @@ mod tests {
         for (line, expected) in [
             ("spillway run --local many -- true", "512M"),
             ("spillway run --local 0% -- true", "50%"),
+            ("spillway run --local auto --slowdown much -- true", "such as 5%"),
+            ("spillway size", "--pid"),
+            ("spillway size --pid 1 --page-in-us 0", "from 0.1 to"),
+            ("spillway trace replay --local auto x.gz", "such as 50%"),
             ("spillway run --own-donors 0 -- true", "from 1 to"),
             ("spillway run --fault-threads 9 -- true", "from 1 to"),
             ("spillway run --prefetch magic -- true", "streams"),

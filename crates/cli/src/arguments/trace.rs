@@ -44,7 +44,7 @@ pub(crate) struct ReplayArguments {
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = replay_policy)]
     pub(crate) policy: Vec<ReplayPolicy>,
     /// Local memory of the replay: a size, or a share of the pages in the trace
-    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
+    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%", value_parser = replay_local)]
     pub(crate) local: LocalBudget,
     /// Output
     #[command(flatten)]
@@ -76,6 +76,17 @@ pub(crate) struct PlotArguments {
     /// The trace
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+}
+
+/// A replay has no time that a program could lose.
+fn replay_local(text: &str) -> Result<LocalBudget, String> {
+    match text.parse() {
+        Ok(LocalBudget::Auto) => {
+            Err("'auto' needs a program that runs; write a size or a share, such as 50%".to_owned())
+        }
+        Ok(local) => Ok(local),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// A policy by its name, or by that of the module that it is made of.

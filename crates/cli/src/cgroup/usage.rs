@@ -25,6 +25,9 @@ pub(crate) struct GroupUsage {
     /// Its processes wait for memory that the kernel cannot take from it: what there is of it is locked, page tables,
     /// or the kernel's.
     pub(crate) is_stalled: bool,
+    /// How long any of its threads waited for pages, since the begin, in microseconds. The pager adds threads up, the
+    /// kernel's pressure counts them once. `None` where the kernel does not say.
+    pub(crate) stalled_us: Option<u64>,
 }
 
 impl GroupUsage {
@@ -65,9 +68,20 @@ pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
             let charged_bytes = number(group, "memory.current")?;
             // Absent on kernels that do not account for swap.
             let slots_bytes = number(group, "memory.swap.current").unwrap_or(0);
-            Ok(from_v2(&statistics, charged_bytes, slots_bytes))
+            // Absent where the kernel counts no pressure.
+            let pressure = fs::read_to_string(group.join("memory.pressure")).unwrap_or_default();
+            Ok(GroupUsage {
+                stalled_us: some_stalled_us(&pressure),
+                ..from_v2(&statistics, charged_bytes, slots_bytes)
+            })
         }
     }
+}
+
+/// For how long some thread waited for memory, of a file of pressure (`Documentation/accounting/psi.rst`).
+fn some_stalled_us(pressure: &str) -> Option<u64> {
+    let line = pressure.lines().find(|line| line.starts_with("some "))?;
+    line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }
 
 /// `both` counts each page once, wherever it is; the statistic `total_swap` is what remains without that account.
@@ -81,6 +95,7 @@ fn from_v1(statistics: &str, charged_bytes: u64, both: Option<u64>) -> GroupUsag
         kernel_bytes: 0,
         swapped_bytes: both.map_or_else(|| total("total_swap"), |both| both.saturating_sub(charged_bytes)),
         is_stalled: false,
+        stalled_us: None,
     }
 }
 
@@ -95,6 +110,7 @@ fn from_v2(statistics: &str, charged_bytes: u64, slots_bytes: u64) -> GroupUsage
         kernel_bytes: total("kernel"),
         swapped_bytes: slots_bytes.saturating_sub(total("swapcached")),
         is_stalled: false,
+        stalled_us: None,
     }
 }
 
@@ -115,10 +131,18 @@ mod tests {
             kernel_bytes: 0,
             swapped_bytes: 60,
             is_stalled: false,
+            stalled_us: None,
         };
         assert_eq!(usage, expected);
         assert_eq!(usage.footprint_bytes(), 130);
         assert_eq!(from_v1(text, 100, None).swapped_bytes, 70);
+    }
+
+    #[test]
+    fn stalls_are_those_of_some_thread() {
+        let text =
+            "some avg10=0.00 avg60=1.00 avg300=0.00 total=503498473\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n";
+        assert_eq!((some_stalled_us(text), some_stalled_us("")), (Some(503_498_473), None));
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return failure;
     }
+    if arguments.small_pages
+        && let Err(error) = rustix::thread::disable_transparent_huge_pages(true)
+    {
+        return Failure::during("doing without huge pages", error);
+    }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let error =
         Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();

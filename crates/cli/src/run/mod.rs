@@ -32,10 +32,12 @@ use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
 use crate::arguments::RunArguments;
+use crate::budget::Budget;
 use crate::doctor::check::Way;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
+use crate::machine::memory::Memory;
 use crate::mend;
 use crate::registry::Registry;
 use crate::size::{LocalBudget, human};
@@ -56,9 +58,21 @@ fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {
     }
 }
 
+/// The budget that the user wants.
+fn budget_of(arguments: &RunArguments, least_bytes: u64) -> Result<Budget, Failure> {
+    if arguments.local != LocalBudget::Auto {
+        return Ok(Budget::new(arguments.local));
+    }
+    let all_bytes = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
+    Ok(Budget::automatic(arguments.slowdown.unwrap_or(limits::SLOWDOWN), least_bytes, all_bytes))
+}
+
 /// Runs the program; gives how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    if arguments.slowdown.is_some() && arguments.local != LocalBudget::Auto {
+        return Err(Failure::usage("--slowdown is for --local auto; write `--local auto` too, or leave it out"));
+    }
     let program = program::find(&arguments.program)?;
     let choice = via::choose(arguments, program.file())?;
     via::check_options(choice.way, arguments)?;

@@ -57,6 +57,8 @@ pub(crate) struct Becoming {
     pub(crate) tells_calls: Option<(PathBuf, bool)>,
     /// So are those that matter where pages of shared memory leave.
     pub(crate) tells_shared_memory: bool,
+    /// It has no huge pages, which are used as a whole.
+    pub(crate) has_small_pages: bool,
 }
 
 impl Becoming {
@@ -81,6 +83,7 @@ impl Becoming {
             arguments.extend(has_forks.then(|| "--tells-forks".into()));
             arguments.extend(self.tells_shared_memory.then(|| "--tells-shared-memory".into()));
         }
+        arguments.extend(self.has_small_pages.then(|| "--small-pages".into()));
         arguments
     }
 }
@@ -192,6 +195,12 @@ impl Program {
         Ok(Self { target, ended, outcome: Mutex::new(None), signals: handle, forwarder: Some(forwarder) })
     }
 
+    /// Its process id, while it has not been waited for.
+    pub(crate) fn process(&self) -> Option<u32> {
+        let target = *self.target.lock().expect("no holder panics");
+        target.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
+    }
+
     /// Waits for its end up to `timeout`; true once it has ended.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         match self.ended.recv_timeout(timeout) {
@@ -287,6 +296,7 @@ mod tests {
             open_files_max: Some(1024),
             tells_calls: Some(("/x/calls".into(), true)),
             tells_shared_memory: false,
+            has_small_pages: false,
         };
         let arguments = becoming.arguments();
         assert_eq!(arguments[..4], ["--procs-file", "/x/procs", "--set", "A=b=c d"]);

@@ -49,7 +49,7 @@ pub(crate) fn run(
 ) -> Result<Ending, Failure> {
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
-    let mut budget = Budget::new(arguments.local);
+    let mut budget = super::budget_of(arguments, BUDGET_BYTES_MIN)?;
     let donors = OwnDonors::default();
     let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
     if plan.shared_memory && !programs_fork {
@@ -120,6 +120,7 @@ impl Run {
             open_files_max: self.open_files_max,
             tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),
             tells_shared_memory: self.plan.shared_memory,
+            has_small_pages: false,
         };
         let started = Program::start(program, &becoming, interruption)?;
         match calls.hear(&started)? {
@@ -194,7 +195,12 @@ impl Paged {
 impl Governed for Paged {
     fn usage(&self) -> std::io::Result<GroupUsage> {
         let now = self.pager.statistics();
-        Ok(GroupUsage { charged_bytes: now.local_bytes, swapped_bytes: now.lent_bytes, ..GroupUsage::default() })
+        Ok(GroupUsage {
+            charged_bytes: now.local_bytes,
+            swapped_bytes: now.lent_bytes,
+            stalled_us: Some((now.lost_seconds * 1e6) as u64),
+            ..GroupUsage::default()
+        })
     }
 
     fn set_limit(&self, limit_bytes: Option<u64>) -> std::io::Result<()> {

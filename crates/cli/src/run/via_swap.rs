@@ -18,14 +18,15 @@ use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch;
 use crate::arguments::{PrefetchChoice, RunArguments};
-use crate::budget::Budget;
 use crate::cgroup::MemoryGroup;
 use crate::device::launch::{RunningDevice, launch};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
+use crate::limits;
 use crate::machine::swap_list;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
+use crate::size::LocalBudget;
 use crate::{status_socket, swap_area};
 
 /// Everything that a run has started; taken down when dropped.
@@ -107,7 +108,13 @@ impl Run {
         let (Some(group), Some(device)) = (&self.group, &self.device) else {
             return Err(Failure::failed("the run was not set up"));
         };
-        let mut budget = Budget::new(arguments.local);
+        let mut budget = super::budget_of(arguments, limits::BUDGET_FLOOR_BYTES)?;
+        if arguments.local == LocalBudget::Auto && group.usage().is_ok_and(|usage| usage.stalled_us.is_none()) {
+            return Err(Failure::failed(
+                "--local auto needs the kernel's pressure of memory cgroups (cgroup v2, PSI), which is not there; give a size or a share, \
+                 or use --via pager",
+            ));
+        }
         group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
         let start = Instant::now();
         let prefetching =

@@ -183,11 +183,12 @@ pub(crate) fn watch(
             Err(error) => eprintln!("spillway: `status` cannot see this run: {error}"),
         }
         let mut interval = Duration::ZERO;
+        let begun = Instant::now();
         while !program.wait(interval) {
-            interval = adjust(governed, budget, &report);
+            interval = adjust(governed, budget, &report, begun.elapsed());
         }
-        wait_for_left_behind(governed, budget, &report, interruption);
-        adjust(governed, budget, &report);
+        wait_for_left_behind(governed, budget, &report, begun, interruption);
+        adjust(governed, budget, &report, begun.elapsed());
         ended.store(true, Ordering::SeqCst);
     });
     report.into_inner().expect("no holder panics")
@@ -204,6 +205,7 @@ fn wait_for_left_behind(
     governed: &dyn Governed,
     budget: &mut Budget,
     report: &Mutex<RunReport>,
+    begun: Instant,
     interruption: &Interruption,
 ) {
     let (start, mut is_told) = (Instant::now(), false);
@@ -215,13 +217,14 @@ fn wait_for_left_behind(
             );
             is_told = true;
         }
-        std::thread::sleep(adjust(governed, budget, report));
+        std::thread::sleep(adjust(governed, budget, report, begun.elapsed()));
     }
 }
 
-/// One look at the group; gives when to look again.
-fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
+/// One look at the group, `now` after the begin; gives when to look again.
+fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>, now: Duration) -> Duration {
     let Ok(usage) = governed.usage() else { return limits::BUDGET_INTERVAL };
+    budget.steer(now, &usage);
     if usage.is_stalled && is_machine_short() {
         governed.let_kernel_kill();
     } else if let Some(limit_bytes) = budget.observe(&usage) {
@@ -339,7 +342,7 @@ mod tests {
     fn who_was_left_behind_keeps_its_budget_until_it_ends() {
         let (needed, report) = (Needed(3.into()), Mutex::new(RunReport::default()));
         let mut budget = Budget::new("50%".parse().unwrap());
-        wait_for_left_behind(&needed, &mut budget, &report, &Interruption::default());
+        wait_for_left_behind(&needed, &mut budget, &report, Instant::now(), &Interruption::default());
         assert_eq!(needed.dependents(), 0);
         assert_eq!(report.into_inner().unwrap().limit_bytes, Some(512 << 20));
     }

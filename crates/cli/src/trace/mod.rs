@@ -5,7 +5,7 @@
 //! - [`replay`]: what policies would have made of it; [`report`]: how that is told.
 //! - [`plot`]: pictures of it; [`regions`]: addresses without the gaps between them.
 
-mod loaded;
+pub(crate) mod loaded;
 mod plot;
 mod record;
 mod regions;

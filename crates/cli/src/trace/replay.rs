@@ -40,6 +40,8 @@ pub(crate) fn execute(arguments: &ReplayArguments) -> Result<(), Failure> {
 fn local_pages(accesses: &Accesses, local: LocalBudget) -> u32 {
     let pages = match local {
         LocalBudget::Fixed(size) => size.bytes / PAGE_BYTES,
+        // The command line has no such replay.
+        LocalBudget::Auto => u64::from(accesses.pages()),
         LocalBudget::Percent(percent) => (f64::from(accesses.pages()) * percent / 100.0) as u64,
     };
     u32::try_from(pages).unwrap_or(u32::MAX).max(1)

@@ -4,6 +4,7 @@
 //! - [`footprint`]: the curve from how much memory is referenced within windows of time, as page-table scans tell.
 //! - [`shards`]: the curve from single references, of which a part is looked at.
 //! - [`pace`]: when to scan.
+//! - [`stall_controller`]: local memory that follows what a program loses to page-ins.
 //!
 //! All of them mean a memory that keeps the pages used last (LRU).
 
@@ -11,3 +12,4 @@ pub mod footprint;
 pub mod miss_curve;
 pub mod pace;
 pub mod shards;
+pub mod stall_controller;

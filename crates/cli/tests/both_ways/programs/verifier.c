@@ -1,11 +1,12 @@
 /* Reads and rewrites pages at random for a while, and knows what each of them must hold.
  *
- *   verifier MIB SECONDS SEED [forked|forking|left]
+ *   verifier MIB SECONDS SEED [forked|forking|left|half]
  *
  * "forked": a child goes on with a copy of all pages beside it, and must find no wrong word either.
  * "forking": the same with a few children, of which the youngest is killed and replaced all the time.
  * "left": a child waits until its parent has ended, then looks at its copy of all pages, goes on for a moment, and prints
  *   "child pages N wrong 0".
+ * "half": it works on the first half of its pages only, until SIGUSR2 has it work on all.
  * Only the first kind of child ends with its parent; the others end after some minutes by themselves, whatever happens.
  *
  * The versions it expects are kept in locked memory, so that they do not depend on what is tested. Prints "ready" when all
@@ -30,6 +31,13 @@
 
 static uint64_t state;
 static volatile sig_atomic_t is_enough;
+
+static volatile sig_atomic_t works_on_half;
+
+static void use_all(int signal) {
+    (void)signal;
+    works_on_half = 0;
+}
 
 static void enough(int signal) {
     (void)signal;
@@ -131,7 +139,7 @@ static size_t work(struct pages *pages) {
     size_t wrong = 0;
     uint64_t before = now_us(), after;
     for (int turn = 0; turn < 256; turn++, before = after) {
-        size_t page = next() % pages->count;
+        size_t page = next() % (works_on_half ? pages->count / 2 : pages->count);
         wrong += check(pages, page);
         if (next() % 2) write_page((uint64_t *)(pages->memory + page * PAGE), pages->seed, page, ++pages->versions[page]);
         after = now_us();
@@ -170,11 +178,13 @@ static int fill(struct pages *pages) {
 int main(int count, char **arguments) {
     const char *mode = count == 5 ? arguments[4] : "";
     int forked = strcmp(mode, "forked") == 0, forking = strcmp(mode, "forking") == 0, left = strcmp(mode, "left") == 0;
-    if (count != 4 && !forked && !forking && !left) {
-        fprintf(stderr, "usage: verifier MIB SECONDS SEED [forked|forking|left]\n");
+    works_on_half = strcmp(mode, "half") == 0;
+    if (count != 4 && !forked && !forking && !left && !works_on_half) {
+        fprintf(stderr, "usage: verifier MIB SECONDS SEED [forked|forking|left|half]\n");
         return 2;
     }
     signal(SIGUSR1, enough);
+    signal(SIGUSR2, use_all);
     struct pages pages = {.count = strtoul(arguments[1], NULL, 10) << 20 >> 12, .seed = strtoul(arguments[3], NULL, 10) + 1};
     long seconds = strtol(arguments[2], NULL, 10);
     state = pages.seed * 0x2545f4914f6cdd1dUL | 1;
