@@ -212,8 +212,8 @@ mod tests {
             };
             for share in [0.25, 0.5, 0.75] {
                 let size = share * pages as f64;
-                // Windows are told apart by factors of 1.4, and so are sizes: half of that to both sides.
-                let (least, most) = (exact(size * 1.2) - 0.1, exact(size / 1.2) + 0.1);
+                // Windows are told apart by factors of 1.4, and so are sizes.
+                let (least, most) = (exact(size * 1.4) - 0.1, exact(size / 1.4) + 0.1);
                 let told = curve.misses_per_second(size) / SPEED;
                 prop_assert!((least..=most).contains(&told), "{program:?} at {share}: {told}, not {least} to {most}");
             }
