@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 85] = [
+const DECISIONS: [&str; 86] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -255,6 +255,7 @@ const DECISIONS: [&str; 85] = [
     "crates/pager/src/mappings/maps.rs",
     "crates/pager/src/mappings/staying_kinds.rs",
     "crates/pager/src/mappings/staying_tally.rs",
+    "crates/pager/src/process/object_looks.rs",
     "crates/pager/src/shared_objects/mod.rs",
     "crates/pager/src/shared_objects/object.rs",
     "crates/pager/src/shared_objects/page.rs",

@@ -20,6 +20,7 @@ use spillway_volume::settings::wrapper::QueuePairWrapper;
 use crate::error::PagerError;
 use crate::fault::recording::RecordingConfig;
 use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
+use crate::mappings::staying_kinds::SharedMemoryKinds;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]
@@ -63,9 +64,9 @@ pub struct PagerConfig {
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and
     /// wait until all of their pages are back ([`spillway_sys::call_notices`]).
     pub programs_fork: bool,
-    /// Whether pages of `MAP_SHARED | MAP_ANONYMOUS` leave ([`crate::shared_memory`]). Only where the kernel tells of
-    /// forks, and with a filter that asks ([`spillway_sys::call_filter::Asked::shared_memory`]).
-    pub shared_memory: bool,
+    /// Which shared memory leaves ([`crate::shared_memory`]). Only where the kernel tells of forks, and with a filter
+    /// that asks ([`spillway_sys::call_filter::Asked::shared_memory`]).
+    pub shared_memory: SharedMemoryKinds,
     /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,
     /// Which pages come along with those that programs wait for.

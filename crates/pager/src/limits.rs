@@ -388,6 +388,24 @@ pub const UNUSED_MAX: usize = 2 * BATCH_PAGES;
 /// How often new objects of shared memory are looked for: a look reads the maps of all programs, some 50 us each.
 pub const OBJECT_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// After a look that came too early, as a program was changing its mappings; twice as long after the next such one, up
+/// to [`OBJECT_LOOK_INTERVAL`]. As long as the survey may look away.
+pub const OBJECT_RETRY_INTERVAL: Duration = LOOK_INTERVAL_MAX;
+
+/// So often an object is tried within one look, at most: a fork takes 0.1 to 1 ms, and the time between two forks of a
+/// program that forks all the time is no shorter.
+pub const OBJECT_TRIES_MAX: u32 = 10;
+
+/// The pause between two of these, in which messages of forks are read.
+pub const OBJECT_TRY_PAUSE: Duration = Duration::from_micros(300);
+
+/// A memfd is taken in after so many looks at the machine's descriptors one after the other, each of which found none
+/// of it: one that a process passes on to another while both are looked at would have to be missed by each of them.
+pub const UNHELD_LOOKS_MIN: u32 = 3;
+
+/// A memfd that has a descriptor for so long is told of. Programs that do without close it right after mmap(2).
+pub const HELD_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Objects of shared memory below this stay local: many programs have some of a few pages (locks, counters), and each
 /// costs a descriptor and a look at all processes.
 pub const OBJECT_BYTES_MIN: u64 = 1 << 20;
@@ -402,6 +420,7 @@ const _: () = {
     assert!(LAST_PAGES < WATERMARK_PAGES_MIN);
     assert!(BATCH_PAGES >= GROUP_PAGES);
     assert!(WRITE_SCORE_MAX > WRITE_WEIGHT, "a group can come to writable pages");
+    assert!(OBJECT_TRY_PAUSE.as_nanos() * (OBJECT_TRIES_MAX as u128) < OBJECT_RETRY_INTERVAL.as_nanos());
     assert!(YIELD_QUICK.as_nanos() < COMPANY_TURN.as_nanos() && COMPANY_TURN.as_nanos() < COMPANY_PAUSE.as_nanos());
     let least_pages = (BUDGET_BYTES_MIN - POOL_SLOTS_MIN as u64 * GROUP_SIZE_BYTES) as i64 / PAGE_SIZE_BYTES as i64;
     assert!(least_pages / WATERMARK_SHARE_MAX > WINDOW_MAX as i64, "a window has room below the watermark");

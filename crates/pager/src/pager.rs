@@ -40,6 +40,7 @@ use crate::limits::{
     fault_threads,
 };
 use crate::mappings::maps;
+use crate::mappings::staying_kinds::SharedMemoryKinds;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::CachePages;
 use crate::page_table::ranges::Ranges;
@@ -163,7 +164,11 @@ impl Pager {
             token: pager.config.token,
             variable: pager.config.variable().to_string_lossy().into_owned(),
             programs_fork: pager.config.programs_fork,
-            shared_memory: pager.config.shared_memory && pager.config.programs_fork,
+            shared_memory: if pager.config.programs_fork {
+                pager.config.shared_memory
+            } else {
+                SharedMemoryKinds::None
+            },
             pool,
         };
         let mut survey = Survey::new(Arc::clone(shared), listener, run, guardian).map_err(system())?;

@@ -16,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_pager::config::PagerConfig;
+use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_pager::pager::Pager;
 use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
@@ -88,7 +89,7 @@ impl World {
             preload,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
-            shared_memory: false,
+            shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: PrefetchPolicy::default(),
             eager_eviction: EagerEviction::default(),

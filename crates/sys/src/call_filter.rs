@@ -189,8 +189,10 @@ const MREMAP_DONTUNMAP: u32 = 4;
 const DIRECT: u32 = libc::O_DIRECT as u32;
 /// By these a device or a kernel thread gets at memory of a process: `VFIO_SET_IOMMU` and `VFIO_IOMMU_MAP_DMA`
 /// (`linux/vfio.h`), `IOMMU_IOAS_MAP` (`linux/iommufd.h`), `RDMA_VERBS_IOCTL` (`rdma/rdma_user_ioctl.h`),
-/// `VHOST_SET_OWNER` (`linux/vhost.h`).
-const PINNING_CONTROLS: [u32; 5] = [0x3b66, 0x3b71, 0x3b85, 0xc018_1b01, 0xaf01];
+/// `VHOST_SET_OWNER` (`linux/vhost.h`). By these it gets at an object that a descriptor names: `UDMABUF_CREATE` and
+/// `UDMABUF_CREATE_LIST` (`linux/udmabuf.h`), `LOOP_SET_FD`, `LOOP_CHANGE_FD` and `LOOP_CONFIGURE` (`linux/loop.h`).
+const PINNING_CONTROLS: [u32; 10] =
+    [0x3b66, 0x3b71, 0x3b85, 0xc018_1b01, 0xaf01, 0x4018_7542, 0x4008_7543, 0x4c00, 0x4c06, 0x4c0a];
 
 /// What is asked about because pages of shared memory leave.
 fn shared_memory_rules() -> Vec<Vec<Step>> {

@@ -99,8 +99,20 @@ pub fn every_process() -> io::Result<Vec<u32>> {
 pub fn share_memory(one: u32, other: u32) -> io::Result<bool> {
     /// `KCMP_VM`.
     const MEMORY: libc::c_long = 1;
+    share(one, other, MEMORY)
+}
+
+/// Whether two threads have one table of descriptors, as those of a process mostly do (kcmp(2)). Only for processes
+/// that one may trace.
+pub fn share_descriptors(one: u32, other: u32) -> io::Result<bool> {
+    /// `KCMP_FILES`.
+    const DESCRIPTORS: libc::c_long = 2;
+    share(one, other, DESCRIPTORS)
+}
+
+fn share(one: u32, other: u32, what: libc::c_long) -> io::Result<bool> {
     // SAFETY: the call takes numbers and touches no memory.
-    let result = unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) };
+    let result = unsafe { libc::syscall(libc::SYS_kcmp, one, other, what, 0, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result == 0) }
 }
 

@@ -20,6 +20,7 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::limits::THREADS_MAX;
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_pager::limits::FAULT_THREADS_MAX;
+use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::limits::BANDWIDTH_BYTES_PER_SECOND_MIN;
@@ -233,6 +234,18 @@ pub(crate) enum SharedMemoryChoice {
     None,
     /// What programs map with MAP_SHARED and MAP_ANONYMOUS, and their forks with them
     Anonymous,
+    /// That, and objects of memfd_create(2) while no descriptor of them is open anywhere
+    Memfd,
+}
+
+impl SharedMemoryChoice {
+    pub(crate) fn kinds(self) -> SharedMemoryKinds {
+        match self {
+            Self::None => SharedMemoryKinds::None,
+            Self::Anonymous => SharedMemoryKinds::Anonymous,
+            Self::Memfd => SharedMemoryKinds::Memfd,
+        }
+    }
 }
 
 /// `spillway run`.

@@ -8,6 +8,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_pager::config::PagerConfig;
 use spillway_pager::fault::recording::RecordingConfig;
+use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::mapping::MappingPolicy;
@@ -52,7 +53,7 @@ pub(crate) struct Plan {
     fault_threads: Option<usize>,
     bandwidth_bytes_per_second: Option<u64>,
     /// Pages of shared anonymous memory leave.
-    pub(crate) shared_memory: bool,
+    pub(crate) shared_memory: SharedMemoryKinds,
     /// Of the pager.
     prefetch: PrefetchPolicy,
     /// Of the pager.
@@ -106,7 +107,7 @@ impl Plan {
             frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
             bandwidth_bytes_per_second: arguments.bandwidth.map(|rate| rate.bytes),
-            shared_memory: arguments.shared_memory == Some(SharedMemoryChoice::Anonymous),
+            shared_memory: arguments.shared_memory.map(SharedMemoryChoice::kinds).unwrap_or_default(),
             prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
             eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
             recording: arguments.recording.as_ref().map(Recording::of_pager),

@@ -52,9 +52,9 @@ pub(crate) fn run(
     let mut budget = super::budget_of(arguments, BUDGET_BYTES_MIN)?;
     let donors = OwnDonors::default();
     let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
-    if plan.shared_memory && !programs_fork {
+    if plan.shared_memory.is_any() && !programs_fork {
         return Err(Failure::Usage(
-            "--shared-memory anonymous needs the right to hear of forks (CAP_SYS_PTRACE); run as root, or leave it out"
+            "--shared-memory needs the right to hear of forks (CAP_SYS_PTRACE); run as root, or leave it out"
                 .to_owned(),
         ));
     }
@@ -119,7 +119,7 @@ impl Run {
             environment: environment(paged.pager.environment()),
             open_files_max: self.open_files_max,
             tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),
-            tells_shared_memory: self.plan.shared_memory,
+            tells_shared_memory: self.plan.shared_memory.is_any(),
             has_small_pages: false,
         };
         let started = Program::start(program, &becoming, interruption)?;

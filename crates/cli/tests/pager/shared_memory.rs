@@ -1,6 +1,5 @@
-//! Pages of shared anonymous memory leave (`run --shared-memory anonymous`): processes that share an object check every
-//! word of it, while it changes how it is mapped, children and donors are killed, and the pager is. The option is an
-//! experiment: some of these tests do not end yet, and `make soak` runs them.
+//! Pages of shared memory leave (`run --shared-memory`): processes that share an object check every word of it, while
+//! it changes how it is mapped, children and donors are killed, and the pager is.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +12,9 @@ use crate::support::{self, Running, UNTIL_TOLD, skip, wait_until};
 
 /// Of the object; the processes have little beside it.
 const OBJECT_MIB: u64 = 64;
+
+/// Changes that make the object one of memfd_create(2).
+const MEMFD: [char; 6] = ['c', 'o', 'q', 'w', 'x', 'D'];
 
 /// So many pages come back before a program is told to end.
 const PAGES_READ: u64 = 4_000;
@@ -43,7 +45,8 @@ impl Scene {
     fn start(&self, local: &str, processes: &str, changes: &str, more: &[&str]) -> Running {
         let size = OBJECT_MIB.to_string();
         let program = [self.program.to_str().unwrap(), &size, processes, UNTIL_TOLD, "7", changes];
-        let mut options = vec!["--shared-memory", "anonymous", "--local", local, "--lend", "192M", "--slab-size", "4M"];
+        let kind = if changes.contains(MEMFD) { "memfd" } else { "anonymous" };
+        let mut options = vec!["--shared-memory", kind, "--local", local, "--lend", "192M", "--slab-size", "4M"];
         options.extend(["--summary"]);
         options.extend(more);
         Running::start(&mut self.stage.run(&options, &program))
@@ -59,6 +62,16 @@ impl Scene {
         let reads = || Some(self.now("/fill/count")?.as_u64()? + self.now("/staged/count")?.as_u64()?);
         let before = running.wait_until("its statistics", reads);
         running.wait_until("pages to come back", || (reads()? > before + PAGES_READ).then_some(()));
+    }
+
+    /// Waits until the user was told of `object` that it stays, with `reason`.
+    fn wait_told(&self, running: &mut Running, object: &str, reason: &str) {
+        running.wait_until("what stays to be told", || {
+            let told = self.now("/failures")?;
+            let is_meant =
+                |text: &Value| text.as_str().is_some_and(|text| text.contains(object) && text.contains(reason));
+            told.as_array()?.iter().any(is_meant).then_some(())
+        });
     }
 
     /// Ends it, and checks what it found.
@@ -87,21 +100,18 @@ impl Scene {
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn pages_of_shared_anonymous_memory_leave_at_half_and_every_word_is_exact() {
     let Some(scene) = Scene::set() else { return };
     scene.check("32M", "4", "");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn pages_of_shared_anonymous_memory_leave_at_a_quarter_while_its_mappings_change() {
     let Some(scene) = Scene::set() else { return };
     scene.check("16M", "4", "dmfup");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn one_process_shares_memory_with_none_and_it_leaves_too() {
     let Some(scene) = Scene::set() else { return };
     scene.check("16M", "1", "dmp");
@@ -125,40 +135,34 @@ fn without_the_switch_shared_memory_stays() {
 fn stays_after(change: &str, call: &str, processes: &str) {
     let Some(scene) = Scene::set() else { return };
     let mut running = scene.start("24M", processes, change, &[]);
-    running.wait_until("its memory to stay", || {
-        let told = scene.now("/failures")?.to_string();
-        (told.contains("stays local from now on") && told.contains(call)).then_some(())
-    });
+    scene.wait_read(&mut running);
+    running.signal("USR2");
+    scene.wait_told(&mut running, "stays local from now on", call);
     let pager = scene.end(running);
     assert_eq!(pager["shared_objects"], 1, "{pager:#}");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn a_program_that_asks_for_asynchronous_io_has_its_shared_memory_whole() {
     stays_after("i", "io_setup", "2");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn locked_shared_memory_is_whole() {
     stays_after("l", "mlock", "2");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn shared_memory_that_is_mapped_a_second_time_is_whole() {
     stays_after("s", "mremap", "2");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn shared_memory_of_which_a_page_is_removed_is_whole_and_the_page_is_zero() {
     stays_after("r", "MADV_REMOVE", "1");
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn a_killed_child_takes_nothing_of_shared_memory_along() {
     let Some(scene) = Scene::set() else { return };
     let mut running = scene.start("24M", "4", "dk", &[]);
@@ -172,7 +176,6 @@ fn a_killed_child_takes_nothing_of_shared_memory_along() {
 }
 
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn a_donor_that_is_killed_costs_no_page_of_shared_memory() {
     let Some(mut scene) = Scene::set() else { return };
     for _ in 0..3 {
@@ -190,7 +193,6 @@ fn a_donor_that_is_killed_costs_no_page_of_shared_memory() {
 
 /// Rule 6: every process that maps the object ends before it reads a hole.
 #[test]
-#[ignore = "an experiment, and not every run of it ends: `make soak` runs it"]
 fn a_killed_pager_takes_all_along_that_map_shared_memory() {
     let Some(scene) = Scene::set() else { return };
     kill_pager(&scene, &scene.program);
@@ -205,4 +207,111 @@ fn kill_pager(scene: &Scene, program: &Path) {
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9));
     assert!(!said.errors.contains("wrong"), "{}", said.errors);
+}
+
+#[test]
+fn shared_memory_of_a_program_that_forks_all_the_time_leaves_too() {
+    let Some(scene) = Scene::set() else { return };
+    scene.check("24M", "3", "F");
+}
+
+#[test]
+fn a_memfd_without_a_descriptor_leaves_and_every_word_is_exact() {
+    if is_sent_into_a_namespace("a_memfd_without_a_descriptor_leaves_and_every_word_is_exact") {
+        return;
+    }
+    let Some(scene) = Scene::set() else { return };
+    scene.check("24M", "4", "cdmfp");
+}
+
+/// Read by the descriptor, no page is zero: none has left. Once it is closed, they leave.
+#[test]
+fn a_memfd_leaves_when_its_descriptor_is_closed_and_not_before() {
+    if is_sent_into_a_namespace("a_memfd_leaves_when_its_descriptor_is_closed_and_not_before") {
+        return;
+    }
+    let Some(scene) = Scene::set() else { return };
+    let mut running = scene.start("24M", "2", "o", &[]);
+    scene.wait_told(&mut running, "a memfd", "has a descriptor of it");
+    assert_eq!(scene.now("/shared_objects"), Some(0.into()));
+    running.signal("USR2");
+    scene.wait_read(&mut running);
+    assert_eq!(scene.end(running)["shared_objects"], 1);
+}
+
+#[test]
+fn a_memfd_whose_descriptor_is_on_its_way_leaves_when_that_has_come_and_was_closed() {
+    if is_sent_into_a_namespace("a_memfd_whose_descriptor_is_on_its_way_leaves_when_that_has_come_and_was_closed") {
+        return;
+    }
+    let Some(scene) = Scene::set() else { return };
+    let mut running = scene.start("24M", "2", "q", &[]);
+    scene.wait_told(&mut running, "a memfd", "descriptors in its queue");
+    assert_eq!(scene.now("/shared_objects"), Some(0.into()));
+    running.signal("USR2");
+    scene.wait_read(&mut running);
+    assert_eq!(scene.end(running)["shared_objects"], 1);
+}
+
+#[test]
+fn a_memfd_with_a_copy_of_its_descriptor_stays() {
+    if is_sent_into_a_namespace("a_memfd_with_a_copy_of_its_descriptor_stays") {
+        return;
+    }
+    stays("D", "has a descriptor of it");
+}
+
+#[test]
+fn a_memfd_that_is_sealed_against_writes_stays() {
+    if is_sent_into_a_namespace("a_memfd_that_is_sealed_against_writes_stays") {
+        return;
+    }
+    stays("w", "sealed");
+}
+
+#[test]
+fn a_memfd_that_is_mapped_privately_too_stays() {
+    if is_sent_into_a_namespace("a_memfd_that_is_mapped_privately_too_stays") {
+        return;
+    }
+    stays("x", "MAP_PRIVATE");
+}
+
+/// An object that never leaves, and the user is told why.
+fn stays(change: &str, reason: &str) {
+    let Some(scene) = Scene::set() else { return };
+    let mut running = scene.start("24M", "2", change, &[]);
+    scene.wait_told(&mut running, "stays local", reason);
+    running.signal("USR2");
+    assert_eq!(scene.end(running)["shared_objects"], 0);
+}
+
+#[test]
+fn a_memfd_stays_where_only_anonymous_memory_is_to_leave() {
+    let Some(scene) = Scene::set() else { return };
+    let program = [scene.program.to_str().unwrap(), "64", "2", UNTIL_TOLD, "7", "c"];
+    let options = ["--shared-memory", "anonymous", "--local", "24M", "--lend", "192M", "--slab-size", "4M"];
+    let mut running = Running::start(&mut scene.stage.run(&options, &program));
+    running.wait_until("the memfd to be told of", || {
+        (scene.now("/staying/memfd_bytes")?.as_u64()? >= OBJECT_MIB << 20).then_some(())
+    });
+    assert_eq!(scene.end(running)["shared_objects"], 0);
+}
+
+/// Says that this test runs in a PID namespace already.
+const INSIDE: &str = "SPILLWAY_TEST_INSIDE";
+
+/// Runs this test in a PID namespace, true, if it does not run in one. A memfd leaves only where every process can be
+/// looked at; a machine may have some that root may not look at, which are not seen from there.
+fn is_sent_into_a_namespace(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() || !support::is_root() {
+        return false;
+    }
+    let mut inside = std::process::Command::new("unshare");
+    inside.args(["--pid", "--fork", "--mount-proc", "--kill-child", "--"]).arg(std::env::current_exe().unwrap());
+    inside.args(["--exact", "--nocapture", &format!("{}::{test}", module_path!().split_once("::").unwrap().1)]);
+    let said = inside.env(INSIDE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&said.stderr));
+    true
 }

@@ -37,6 +37,34 @@ pub enum StayingKind {
     HugePages,
 }
 
+/// Which shared memory leaves ([`crate::shared_memory`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedMemoryKinds {
+    /// None does.
+    #[default]
+    None,
+    /// [`StayingKind::SharedAnonymous`].
+    Anonymous,
+    /// [`StayingKind::Memfd`] too, as long as no descriptor of an object is open.
+    Memfd,
+}
+
+impl SharedMemoryKinds {
+    /// Whether objects of this kind may leave.
+    pub const fn include(self, kind: StayingKind) -> bool {
+        match kind {
+            StayingKind::SharedAnonymous => !matches!(self, Self::None),
+            StayingKind::Memfd => matches!(self, Self::Memfd),
+            _ => false,
+        }
+    }
+
+    /// Whether any does.
+    pub const fn is_any(self) -> bool {
+        !matches!(self, Self::None)
+    }
+}
+
 /// Bytes that stay local, by kind; names as in [`StayingKind`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -228,6 +256,8 @@ pub type ObjectId = (DeviceNumber, u64);
 pub struct StayingMapping {
     /// Its addresses.
     pub range: Range<u64>,
+    /// What is written to it is seen in no other (`MAP_PRIVATE`).
+    pub is_private: bool,
     /// What it maps, if not anonymous memory, and from which byte on.
     pub object: Option<(ObjectId, u64)>,
     /// The kind of its anonymous pages; none: these are paged.
@@ -261,13 +291,14 @@ fn parse_line(line: &str, devices: &MemoryDevices) -> Option<StayingMapping> {
             _ if permissions.starts_with("---") => StayingKind::NoAccess,
             _ => StayingKind::ReadOnly,
         };
-        return Some(StayingMapping { range, object: None, anonymous: Some(kind), of_object: None });
+        return Some(StayingMapping { range, is_private, object: None, anonymous: Some(kind), of_object: None });
     }
     let kind = devices.kind_of(device, name);
     let is_huge = kind == StayingKind::HugePages;
     let anonymous = if is_huge { StayingKind::HugePages } else { StayingKind::FileChanges };
     let of_object = (kind != StayingKind::SharedFile || !is_private).then_some(kind);
-    Some(StayingMapping { range, object: Some(((device, inode), offset)), anonymous: Some(anonymous), of_object })
+    let object = Some(((device, inode), offset));
+    Some(StayingMapping { range, is_private, object, anonymous: Some(anonymous), of_object })
 }
 
 #[cfg(test)]

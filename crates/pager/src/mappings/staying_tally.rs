@@ -117,6 +117,7 @@ mod tests {
 
     fn mapping(start: u64, object: Option<(u64, u64)>) -> StayingMapping {
         StayingMapping {
+            is_private: false,
             range: start..start + 64 * PAGE,
             object: object.map(|(inode, offset)| (((0, 1), inode), offset)),
             anonymous: Some(StayingKind::ReadOnly),

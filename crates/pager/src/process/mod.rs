@@ -9,7 +9,8 @@
 //!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
 //!   for them.
-//! - `objects`: shared memory whose pages may leave.
+//! - `objects`: shared memory whose pages may leave; `object_looks`: when it is looked for; `descriptors`: by which
+//!   others reach it.
 //! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
@@ -20,11 +21,13 @@ mod calls;
 mod children;
 mod common;
 mod control_blocks;
+mod descriptors;
 mod evictors;
 mod greeting;
 mod growth;
 pub mod memory;
 mod newcomers;
+mod object_looks;
 mod objects;
 mod pace;
 mod pausing;
@@ -72,6 +75,7 @@ use crate::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
     PROGRAMS_MAX, REGIONS_MAX, WHOLE_LOOK_REST_TIMES,
 };
+use crate::mappings::staying_kinds::SharedMemoryKinds;
 use crate::page_table::ranges::Ranges;
 use crate::pager_state::PagerState;
 use crate::process::proc_files::Process;
@@ -162,7 +166,7 @@ pub struct RunOfPrograms {
     /// See [`PagerConfig::programs_fork`](crate::config::PagerConfig::programs_fork).
     pub programs_fork: bool,
     /// See [`PagerConfig::shared_memory`](crate::config::PagerConfig::shared_memory).
-    pub shared_memory: bool,
+    pub shared_memory: SharedMemoryKinds,
     /// Where evicted pages go.
     pub pool: Arc<BufferPool>,
 }
@@ -298,7 +302,12 @@ impl Survey {
     /// is made when it is called for, while something is under way or the budget is exceeded, and else at its `Pace`.
     pub fn look(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
         let is_exceeded = self.shared.budget.resident_pages() > self.shared.budget.limit_pages();
-        let is_wanted = is_called || has_visitors || self.is_busy(now) || is_exceeded || !self.is_paging;
+        let is_wanted = is_called
+            || has_visitors
+            || self.is_busy(now)
+            || is_exceeded
+            || !self.is_paging
+            || self.objects.are_due(now);
         if is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now) {
             self.look_at_all(now, has_visitors);
             self.pace.ended(now, Instant::now());

@@ -7,29 +7,35 @@
 //! same. From then on a mapping can only come by a fork or a move, which the kernel tells, or by calls that are asked
 //! about ([`Called::Shared`](spillway_sys::call_notices::Called::Shared)).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
+use std::thread::sleep;
 use std::time::Instant;
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::machine_memory::bytes_of;
 use spillway_sys::process::every_process;
+use spillway_sys::userfaultfd::PageError;
 
 use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
-use crate::limits::{OBJECT_BYTES_MIN, OBJECT_LOOK_INTERVAL};
-use crate::mappings::staying_kinds::{MemoryDevices, ObjectId, StayingKind, staying_mappings};
+use crate::limits::{HELD_PATIENCE, OBJECT_BYTES_MIN, OBJECT_TRIES_MAX, OBJECT_TRY_PAUSE, UNHELD_LOOKS_MIN};
+use crate::mappings::staying_kinds::{
+    MemoryDevices, ObjectId, SharedMemoryKinds, StayingKind, StayingMapping, staying_mappings,
+};
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::process::calls::room_bytes;
+use crate::process::descriptors::holder_of;
+use crate::process::object_looks::{Looked, ObjectLooks, Unheld, Verdict};
 use crate::process::proc_files::{Process, maps_of};
-use crate::process::{Survey, TrackedProcess};
+use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::shared_memory::evictor::{ObjectEvictor, ObjectSigns};
 use crate::shared_memory::memory::ObjectMemory;
 use crate::shared_memory::views::View;
@@ -44,10 +50,12 @@ const HUGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Objects of the run.
 #[derive(Default)]
 pub(super) struct Objects {
-    /// Of a run whose shared memory is to be paged.
-    is_wanted: bool,
+    /// What shared memory of the run is to be paged.
+    kinds: SharedMemoryKinds,
     known: Vec<Known>,
-    next_look: Option<Instant>,
+    looks: ObjectLooks,
+    /// Of objects that can have descriptors, until they are taken in.
+    unheld: HashMap<ObjectId, Unheld>,
     /// Why no pages of objects leave any more.
     ended: Option<String>,
     /// Of what the user was told that it stays.
@@ -55,14 +63,38 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn new(is_wanted: bool) -> Self {
-        Self { is_wanted, ..Self::default() }
+    pub(super) fn new(kinds: SharedMemoryKinds) -> Self {
+        Self { kinds, ..Self::default() }
     }
+
+    /// Whether objects are to be looked for.
+    pub(super) fn are_due(&self, now: Instant) -> bool {
+        self.kinds.is_any() && self.ended.is_none() && self.looks.is_due(now)
+    }
+}
+
+/// An object that may be taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Candidate {
+    id: ObjectId,
+    kind: StayingKind,
+}
+
+/// Why an object is not taken in.
+#[derive(Debug)]
+enum Refusal {
+    /// Programs change their mappings: it is tried again soon.
+    TooEarly,
+    /// It has a descriptor, or had one a moment ago.
+    Held,
+    /// It stays local.
+    Never(String),
 }
 
 /// An object that was taken in.
 struct Known {
     id: ObjectId,
+    kind: StayingKind,
     space: Arc<AddressSpace>,
     file: Arc<File>,
     signs: Arc<ObjectSigns>,
@@ -76,6 +108,7 @@ struct Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mapping {
     range: Range<u64>,
+    is_private: bool,
     offset: u64,
 }
 
@@ -94,7 +127,7 @@ impl Survey {
 
     /// Takes in objects that came, gives up those that went, and goes on with those that are to be whole.
     pub(super) fn look_at_objects(&mut self, now: Instant) {
-        if !self.objects.is_wanted {
+        if !self.objects.kinds.is_any() {
             return;
         }
         self.forget_objects();
@@ -115,10 +148,9 @@ impl Survey {
             }
         }
         self.make_local(&doubtful, "a program maps it in another way than the kernel told (MADV_DONTFORK, say)", now);
-        let is_due = self.objects.next_look.is_none_or(|at| at <= now);
-        if is_due && self.objects.ended.is_none() && self.calls.may_take_objects_in() {
-            self.take_objects_in();
-            self.objects.next_look = Some(Instant::now() + OBJECT_LOOK_INTERVAL);
+        if self.objects.are_due(now) {
+            let looked = self.take_objects_in(now);
+            self.objects.looks.ended(looked, Instant::now());
         }
     }
 
@@ -138,15 +170,15 @@ impl Survey {
         for known in &mut self.objects.known {
             if known.returning.is_none() && objects.iter().any(|object| object.id == known.space.id) {
                 known.returning = Some(ForkPageIn::begin(&self.shared, vec![Arc::clone(&known.space)], &ALL, now));
-                self.shared
-                    .fail(format!("shared anonymous memory (object {}) stays local from now on: {reason}", known.id.1));
+                let object = Candidate { id: known.id, kind: known.kind };
+                self.shared.fail(format!("{object} stays local from now on: {reason}"));
             }
         }
     }
 
     /// The pages of all objects, also of those to come, stay from now on.
     pub(super) fn end_objects(&mut self, reason: &str, now: Instant) {
-        if !self.objects.is_wanted || self.objects.ended.is_some() {
+        if !self.objects.kinds.is_any() || self.objects.ended.is_some() {
             return;
         }
         self.objects.ended = Some(reason.to_owned());
@@ -184,45 +216,110 @@ impl Survey {
         }
     }
 
-    fn take_objects_in(&mut self) {
-        let mut found: Vec<ObjectId> = Vec::new();
-        for tracked in &self.tracked {
-            let Some(Ok(text)) = tracked.process.as_ref().map(Process::maps) else { continue };
-            for (id, mapping) in self.mappings_in(tracked, &text) {
-                let is_small = mapping.range.end - mapping.range.start < OBJECT_BYTES_MIN;
-                let is_known = self.objects.known.iter().any(|known| known.id == id) || found.contains(&id);
-                if !is_small && !is_known && !self.objects.told.contains(&id) {
-                    found.push(id);
+    fn take_objects_in(&mut self, now: Instant) -> Looked {
+        let mut looked = Looked::AtAll;
+        let candidates = self.candidates();
+        self.objects.unheld.retain(|id, _| candidates.iter().any(|candidate| candidate.id == *id));
+        for candidate in candidates {
+            match self.try_to_take_in(candidate, now) {
+                Ok(()) => drop(self.objects.unheld.remove(&candidate.id)),
+                Err(Refusal::Held) => {}
+                Err(Refusal::TooEarly) => looked = Looked::TooEarly,
+                Err(Refusal::Never(reason)) => {
+                    self.objects.told.insert(candidate.id);
+                    self.shared.fail(format!("{candidate} stays local: {reason}"));
                 }
             }
         }
-        for id in found {
-            if let Err(Some(reason)) = self.take_object_in(id) {
-                self.objects.told.insert(id);
-                self.shared.fail(format!("shared anonymous memory (object {}) stays local: {reason}", id.1));
-            }
-        }
+        looked
     }
 
-    /// Shared anonymous memory that `tracked` maps, by the text of its maps.
-    fn mappings_in(&self, tracked: &TrackedProcess, text: &str) -> Vec<(ObjectId, Mapping)> {
+    /// Objects that are mapped, and of which it is not known yet whether they may leave.
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let mut found: Vec<Candidate> = Vec::new();
+        let mut huge = Vec::new();
+        for tracked in &self.tracked {
+            let Some(Ok(text)) = tracked.process.as_ref().map(Process::maps) else { continue };
+            for mapping in self.objects_in(tracked, &text) {
+                let (Some((id, _)), Some(kind)) = (mapping.object, mapping.of_object) else { continue };
+                let is_small = mapping.range.end - mapping.range.start < OBJECT_BYTES_MIN;
+                let is_known = self.objects.known.iter().any(|known| known.id == id)
+                    || found.iter().any(|other| other.id == id)
+                    || self.objects.told.contains(&id);
+                if is_small || is_known {
+                    continue;
+                }
+                if kind == StayingKind::HugePages {
+                    huge.push(Candidate { id, kind });
+                } else if self.objects.kinds.include(kind) {
+                    found.push(Candidate { id, kind });
+                }
+            }
+        }
+        for candidate in huge {
+            if self.objects.told.insert(candidate.id) {
+                self.shared.fail(format!("{candidate} stays local: its pages are huge"));
+            }
+        }
+        found
+    }
+
+    /// Tries it for as long as a fork or a change of mappings takes: the next look may come too early as well.
+    fn try_to_take_in(&mut self, candidate: Candidate, now: Instant) -> Result<(), Refusal> {
+        if candidate.kind == StayingKind::Memfd {
+            self.look_for_holders(candidate, now)?;
+        }
+        for _ in 0..OBJECT_TRIES_MAX {
+            // Children that came and went are forgotten, and the others are found.
+            self.read_notes();
+            self.settle_newcomers();
+            self.forget(is_memory_gone);
+            self.adopt_children(Instant::now());
+            match self.take_object_in(candidate) {
+                Err(Refusal::TooEarly) => sleep(OBJECT_TRY_PAUSE),
+                other => return other,
+            }
+        }
+        Err(Refusal::TooEarly)
+    }
+
+    fn look_for_holders(&mut self, candidate: Candidate, now: Instant) -> Result<(), Refusal> {
+        let holder = holder_of(candidate.id.1).map_err(|error| {
+            Refusal::Never(format!("the descriptors of all processes cannot be looked at: {error}"))
+        })?;
+        let unheld = self.objects.unheld.entry(candidate.id).or_default();
+        match (unheld.looked(holder.is_some(), UNHELD_LOOKS_MIN, HELD_PATIENCE, now), holder) {
+            (Verdict::Free, _) => return Ok(()),
+            (Verdict::Tell, Some(holder)) => self.shared.fail(format!(
+                "{candidate} stays local until its descriptors are closed, as these read zeroes where pages are away: {holder}"
+            )),
+            _ => {}
+        }
+        Err(Refusal::Held)
+    }
+
+    /// Mappings of objects that `tracked` has, by the text of its maps.
+    fn objects_in(&self, tracked: &TrackedProcess, text: &str) -> Vec<StayingMapping> {
         if !may_have_objects(text) {
             return Vec::new();
         }
         let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
         let ours: Vec<Range<u64>> = tracked.excluded.iter().cloned().chain(tracked.space.evictors_ranges()).collect();
-        let all = staying_mappings(text, &devices, &ours).into_iter();
-        let of_objects = all.filter(|mapping| mapping.of_object == Some(StayingKind::SharedAnonymous));
-        of_objects.filter_map(|one| one.object.map(|(id, offset)| (id, Mapping { range: one.range, offset }))).collect()
+        staying_mappings(text, &devices, &ours)
     }
 
-    /// Takes one object in. `Err(None)`: not now; with a reason: never.
-    fn take_object_in(&mut self, id: ObjectId) -> Result<(), Option<String>> {
+    /// Takes one object in.
+    fn take_object_in(&mut self, candidate: Candidate) -> Result<(), Refusal> {
+        let id = candidate.id;
         if may_be_huge() {
-            return Err(Some(format!("its pages may be huge; write `never` to {HUGE_SETTINGS}/shmem_enabled")));
+            let advice = format!("its pages may be huge; write `never` to {HUGE_SETTINGS}/shmem_enabled");
+            return Err(Refusal::Never(advice));
+        }
+        if !self.calls.may_take_objects_in() {
+            return Err(Refusal::TooEarly);
         }
         if self.tracked.iter().any(|tracked| tracked.process.is_none()) || !self.newcomers.is_empty() {
-            return Err(None);
+            return Err(Refusal::TooEarly);
         }
         let mut programs: Vec<(Arc<AddressSpace>, usize)> =
             self.tracked.iter().enumerate().map(|(index, tracked)| (Arc::clone(&tracked.space), index)).collect();
@@ -239,33 +336,37 @@ impl Survey {
             })
         };
         if !is_complete || !are_settled() {
-            return Err(None);
+            return Err(Refusal::TooEarly);
         }
         let mut views: Vec<(Arc<AddressSpace>, u32, Vec<Mapping>)> = Vec::new();
         for (space, index) in &programs {
-            let mappings = self.mappings_of(*index, id).ok_or(None)?;
+            let mappings = self.mappings_of(*index, id).ok_or(Refusal::TooEarly)?;
             if mappings.is_empty() {
                 continue;
             }
+            let process = self.tracked[*index].process.as_ref().ok_or(Refusal::TooEarly)?.number();
             for mapping in &mappings {
-                space.memory.register(mapping.range.clone()).map_err(|_| None)?;
+                register(space, process, mapping)?;
             }
-            let process = self.tracked[*index].process.as_ref().ok_or(None)?.number();
             views.push((Arc::clone(space), process, mappings));
+        }
+        // From here on the object can be reached through mappings alone, and these come by forks and moves alone.
+        if candidate.kind == StayingKind::Memfd && holder_of(id.1).map_err(|_| Refusal::TooEarly)?.is_some() {
+            return Err(Refusal::Held);
         }
         // Nothing came or went since: the same mappings, all registered, and no change that was not told.
         for (space, index) in &programs {
-            let again = self.mappings_of(*index, id).ok_or(None)?;
+            let again = self.mappings_of(*index, id).ok_or(Refusal::TooEarly)?;
             let before = views.iter().find(|(other, ..)| other.id == space.id).map(|(.., mappings)| &mappings[..]);
             if again != before.unwrap_or_default() {
-                return Err(None);
+                return Err(Refusal::TooEarly);
             }
         }
         if !are_settled() || views.is_empty() {
-            return Err(None);
+            return Err(Refusal::TooEarly);
         }
         self.check_others(id, &views)?;
-        let result = self.admit_object(id, &views);
+        let result = self.admit_object(candidate, &views);
         drop(guards);
         result
     }
@@ -273,65 +374,71 @@ impl Survey {
     fn mappings_of(&self, index: usize, id: ObjectId) -> Option<Vec<Mapping>> {
         let tracked = &self.tracked[index];
         let text = tracked.process.as_ref()?.maps().ok()?;
-        Some(
-            self.mappings_in(tracked, &text)
-                .into_iter()
-                .filter(|(other, _)| *other == id)
-                .map(|(_, one)| one)
-                .collect(),
-        )
+        let all = self.objects_in(tracked, &text).into_iter();
+        let of_object = all.filter_map(|mapping| {
+            let (other, offset) = mapping.object?;
+            (other == id).then_some(Mapping { range: mapping.range, is_private: mapping.is_private, offset })
+        });
+        Some(of_object.collect())
     }
 
     /// No process outside of the run maps the object, and no program of it locks memory.
-    fn check_others(
-        &self,
-        id: ObjectId,
-        views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)],
-    ) -> Result<(), Option<String>> {
+    fn check_others(&self, id: ObjectId, views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)]) -> Result<(), Refusal> {
         for (_, process, _) in views {
-            let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(|_| None)?;
+            let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(|_| Refusal::TooEarly)?;
             if bytes_of(&status, "VmLck").unwrap_or(0) > 0 {
-                return Err(Some(format!("process {process}, which maps it, locks memory")));
+                return Err(Refusal::Never(format!("process {process}, which maps it, locks memory")));
             }
         }
         let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
-        for process in every_process().map_err(|_| None)? {
-            if self.tracked.iter().any(|tracked| tracked.process.as_ref().is_some_and(|one| one.number() == process)) {
-                continue;
+        let maps_it = |text: &str| {
+            staying_mappings(text, &devices, &[]).iter().any(|one| one.object.is_some_and(|(other, _)| other == id))
+        };
+        let ours = self.tracked.iter().filter_map(|tracked| Some(tracked.process.as_ref()?.number()));
+        let mut seen: HashSet<u32> = ours.collect();
+        // One that maps it may have forked meanwhile, and ended.
+        loop {
+            let mut fresh = every_process().map_err(|_| Refusal::TooEarly)?;
+            fresh.retain(|process| seen.insert(*process));
+            if fresh.is_empty() {
+                return Ok(());
             }
-            let text = maps_of(process).unwrap_or_default();
-            let maps_it = |text: &str| {
-                staying_mappings(text, &devices, &[]).iter().any(|one| one.object.is_some_and(|(other, _)| other == id))
-            };
-            if may_have_objects(&text) && maps_it(&text) {
-                return Err(Some(format!("process {process}, which is not paged, maps it")));
+            for process in fresh {
+                let text = maps_of(process).unwrap_or_default();
+                if may_have_objects(&text) && maps_it(&text) {
+                    return Err(Refusal::Never(format!("process {process}, which is not paged, maps it")));
+                }
             }
         }
-        Ok(())
     }
 
     fn admit_object(
         &mut self,
-        id: ObjectId,
+        candidate: Candidate,
         views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)],
-    ) -> Result<(), Option<String>> {
+    ) -> Result<(), Refusal> {
+        let Candidate { id, kind } = candidate;
         let (_, process, mappings) = &views[0];
         let Range { start, end } = mappings[0].range.clone();
         let path = format!("/proc/{process}/map_files/{start:x}-{end:x}");
         let file = File::options().read(true).write(true).open(&path).map_err(|error| {
             // It has moved, or its process has ended.
-            (error.kind() != std::io::ErrorKind::NotFound).then(|| {
-                format!(
-                    "{path} cannot be opened ({error}); that takes CAP_CHECKPOINT_RESTORE, so start the run as root"
-                )
-            })
+            if error.kind() == std::io::ErrorKind::NotFound {
+                return Refusal::TooEarly;
+            }
+            Refusal::Never(format!(
+                "{path} cannot be opened ({error}); that takes CAP_CHECKPOINT_RESTORE, so start the run as root"
+            ))
         })?;
-        let about = file.metadata().map_err(|_| None)?;
+        let about = file.metadata().map_err(|_| Refusal::TooEarly)?;
         if about.ino() != id.1 {
-            return Err(None);
+            return Err(Refusal::TooEarly);
+        }
+        if is_sealed(&file) {
+            return Err(Refusal::Never("it is sealed against writes, so no page can be taken out".to_owned()));
         }
         let number = self.shared.next_space();
-        let system = |error: std::io::Error| Some(format!("it cannot be prepared: {error}"));
+        let system = |error: std::io::Error| Refusal::Never(format!("it cannot be prepared: {error}"));
         let memory = ObjectMemory::new(number, Arc::clone(&self.shared.objects)).map_err(system)?;
         let mut table = PageTable::of_object(number, about.len().next_multiple_of(PAGE));
         note_pages(&file, &mut table, &self.shared);
@@ -355,14 +462,46 @@ impl Survey {
         }));
         self.shared.admit(Arc::clone(&space));
         self.shared.counters.shared_objects.add(1);
-        self.objects.known.push(Known { id, space, file, signs, returning: None, is_whole: false });
+        self.objects.known.push(Known { id, kind, space, file, signs, returning: None, is_whole: false });
         Ok(())
     }
 }
 
-/// Whether maps name shared anonymous memory, as the kernel calls it.
+impl std::fmt::Display for Candidate {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.kind {
+            StayingKind::SharedAnonymous => "shared anonymous memory",
+            StayingKind::HugePages => "memory of huge pages (hugetlbfs)",
+            _ => "a memfd",
+        };
+        write!(formatter, "{kind} (object {})", self.id.1)
+    }
+}
+
+/// Registers one mapping of an object.
+fn register(space: &AddressSpace, process: u32, mapping: &Mapping) -> Result<(), Refusal> {
+    if mapping.is_private {
+        // Pages that are put there are its own, and none that the object gets is told there.
+        return Err(Refusal::Never(format!("process {process} maps it privately (MAP_PRIVATE)")));
+    }
+    space.memory.register(mapping.range.clone()).map_err(|error| match error {
+        // Opened for reading, or sealed.
+        PageError::Refused | PageError::Kernel(_) => {
+            Refusal::Never(format!("the mapping of process {process} at {:#x}: {error}", mapping.range.start))
+        }
+        _ => Refusal::TooEarly,
+    })
+}
+
+/// Whether seals keep the kernel from taking pages out (`shmem_fallocate` in mm/shmem.c).
+fn is_sealed(file: &File) -> bool {
+    let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+    seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE)
+}
+
+/// Whether maps name objects, as the kernel calls them.
 fn may_have_objects(maps: &str) -> bool {
-    ["/dev/zero", "[anon_shmem:"].iter().any(|name| maps.contains(name))
+    ["/dev/zero", "[anon_shmem:", "/memfd:", "/anon_hugepage"].iter().any(|name| maps.contains(name))
 }
 
 /// Tells the policy of the pages that the object has.
