@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_pager::config::PagerConfig;
+use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_pager::pager::Pager;
 use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
@@ -205,7 +206,7 @@ impl PagedRun {
             preload,
             donor_wait: DONOR_WAIT,
             programs_fork,
-            shared_memory: false,
+            shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: self.policies.prefetch,
             eager_eviction: self.policies.eager,
