@@ -14,16 +14,17 @@
 //!   the size of a slab. - [`eviction`]: how often busy slabs are spared.
 //! - In `cluster`: `sessions`: how they begin and end, and what the network holds back; `members`: how machines find
 //!   each other; `program`: what borrowers' programs do; `copies`: what their threads do; `changes`: other donors;
-//!   `faults`: what goes wrong; `recalls`: what bounds a recall; `shortages`: how long a slab lacks copies; `calm`: what holds at the end; `trials`: single
-//!   troubles.
+//!   `faults`: what goes wrong; `recalls`: what bounds a recall; `shortages`: how long a slab lacks copies; `calm`:
+//!   what holds at the end; `trials`: single troubles.
 //!
 //! What is not simulated: single pages, data connections (a read or write happens at once, waits while its donor is
 //! cut off, or fails), the network's bandwidth, shared memory, and the clock's drift.
 //!
 //! Checked in every step: a slab is in one lease; a read finds what was written last; a slab without a live copy has
-//! lost as many copies as it was promised to survive, or more; no message goes to a session that is over; every recall
-//! is over within its bound, or its borrower's user is told; a slab that lacks copies and could have them gets them. When all faults are over: every machine knows every other
-//! one, every copy comes back, every recall ends, and no lease is left over.
+//! lost as many copies as it was promised to survive, or more; no message goes to a session that is over; every
+//! recall is over within its bound, or its borrower's user is told; a slab that lacks copies and could have them gets
+//! them. When all faults are over: every machine knows every other one, every copy comes back, every recall ends, and
+//! no lease is left over.
 
 #![forbid(unsafe_code)]
 

@@ -18,7 +18,8 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
 //! - [`cpu_latency`]: how fast idle CPUs wake up. [`cpu_list`]: which CPUs there are.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
-//! - [`process_stat`], [`process_clock`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
+//! - [`process_stat`], [`process_clock`], [`threads`], [`machine_memory`]: what the kernel tells of
+//!   processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`page_faults`], [`process_advice`]: page faults of other programs as they happen, and pages that they will need
 //!   (perf events, process_madvise).

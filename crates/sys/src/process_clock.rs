@@ -3,9 +3,14 @@
 use std::io;
 use std::time::Duration;
 
+/// No process has a number as high (`PID_MAX_LIMIT` in the kernel's `include/linux/threads.h`). The number of a clock
+/// has the process in its upper bits, so a higher one would name another clock.
+const PROCESS_END: u32 = 1 << 22;
+
 /// The CPU time of a process, ended threads included; an error when it has ended.
 pub fn work_of(process: u32) -> io::Result<Duration> {
-    let process = libc::pid_t::try_from(process).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+    let process = libc::pid_t::try_from(process).ok().filter(|_| process < PROCESS_END);
+    let process = process.ok_or(io::ErrorKind::NotFound)?;
     let mut clock = 0;
     // SAFETY: the kernel's library writes one clock number to where `clock` lies.
     let error = unsafe { libc::clock_getcpuclockid(process, &raw mut clock) };
@@ -29,6 +34,8 @@ mod tests {
         let own = std::process::id();
         let before = work_of(own).unwrap();
         while work_of(own).unwrap() < before + Duration::from_millis(5) {}
-        assert!(work_of(u32::MAX >> 1).is_err() && work_of(u32::MAX).is_err());
+        assert!(
+            [PROCESS_END - 1, PROCESS_END, u32::MAX >> 1, u32::MAX].into_iter().all(|absent| work_of(absent).is_err())
+        );
     }
 }

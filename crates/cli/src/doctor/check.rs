@@ -38,3 +38,21 @@ pub(crate) struct Check {
     /// The one command that mends it.
     pub(crate) mend: Option<String>,
 }
+
+impl Check {
+    /// A capability of a way that is there.
+    pub(super) fn good(needed_for: Way, name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, needed_for, state: State::Good, detail: detail.into(), mend: None }
+    }
+
+    /// One that is not, with what mends it.
+    pub(super) fn lacking(
+        needed_for: Way,
+        name: &'static str,
+        state: State,
+        detail: impl Into<String>,
+        mend: &str,
+    ) -> Self {
+        Self { name, needed_for, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+    }
+}

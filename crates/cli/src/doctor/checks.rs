@@ -15,12 +15,12 @@ use super::{interplay_checks, pager_checks};
 use crate::machine::system::System;
 use crate::sandbox;
 
-pub(super) fn good(name: &'static str, detail: impl Into<String>) -> Check {
-    Check { name, needed_for: Way::Swap, state: State::Good, detail: detail.into(), mend: None }
+fn good(name: &'static str, detail: impl Into<String>) -> Check {
+    Check::good(Way::Swap, name, detail)
 }
 
-pub(super) fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
-    Check { name, needed_for: Way::Swap, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
+    Check::lacking(Way::Swap, name, state, detail, mend)
 }
 
 /// The first thing that keeps a way from being gone.
@@ -285,20 +285,13 @@ fn rdma(system: &System) -> Check {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use spillway_frontend::front_end::FrontEndError;
 
     use super::*;
 
-    pub(in super::super) fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
-        let directory = tempfile::tempdir().unwrap();
-        let system = System::of_files(directory.path().to_path_buf(), true);
-        for (path, text) in files {
-            let path = system.path(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        (directory, system)
+    fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
+        System::with_files(files)
     }
 
     #[test]

@@ -4,10 +4,17 @@
 use std::fs;
 use std::path::Path;
 
-use super::check::{Check, State};
-use super::checks::{good, lacking};
+use super::check::{Check, State, Way};
 use crate::machine::swap_list::{self, SwapArea};
 use crate::machine::system::System;
+
+fn good(name: &'static str, detail: impl Into<String>) -> Check {
+    Check::good(Way::Swap, name, detail)
+}
+
+fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
+    Check::lacking(Way::Swap, name, state, detail, mend)
+}
 
 /// Every check of this kind.
 pub(crate) fn all(system: &System) -> Vec<Check> {
@@ -156,8 +163,11 @@ fn hibernation(system: &System, areas: &[SwapArea]) -> Option<Check> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::checks::tests::system;
     use super::*;
+
+    fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
+        System::with_files(files)
+    }
 
     fn area(path: &str) -> SwapArea {
         SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 }

@@ -11,11 +11,11 @@ use crate::machine::system::System;
 const NEWER_KERNEL: &str = "sudo apt-get install linux-image-6.12-amd64";
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
-    Check { name, needed_for: Way::Pager, state: State::Good, detail: detail.into(), mend: None }
+    Check::good(Way::Pager, name, detail)
 }
 
 fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
-    Check { name, needed_for: Way::Pager, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+    Check::lacking(Way::Pager, name, state, detail, mend)
 }
 
 /// Every capability, those that it cannot do without first.

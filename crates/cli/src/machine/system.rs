@@ -48,6 +48,19 @@ impl System {
         Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching, rdma }
     }
 
+    /// One with these files and what they say, for root. The files go with the directory.
+    #[cfg(test)]
+    pub(crate) fn with_files(files: &[(&str, &str)]) -> (tempfile::TempDir, Self) {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let system = Self::of_files(directory.path().to_path_buf(), true);
+        for (path, text) in files {
+            let path = system.path(path);
+            fs::create_dir_all(path.parent().expect("a file has a directory")).expect("it can be made");
+            fs::write(path, text).expect("it can be written");
+        }
+        (directory, system)
+    }
+
     /// The same one where pages can be prefetched from swap.
     #[cfg(test)]
     pub(crate) fn with_swap_prefetching(self) -> Self {

@@ -227,6 +227,11 @@ fn checked(ground: Ground, budget: LocalBudget, lends: bool) -> Result<u64, Stri
     let bytes = match budget {
         LocalBudget::Fixed(size) => size.bytes,
         LocalBudget::Percent(percent) => (ground.memory_bytes as f64 * percent / 100.0) as u64,
+        LocalBudget::Auto => {
+            return Err(
+                "auto is for the budget of a program; write a size, such as 4G, or a share, such as 50%".to_owned()
+            );
+        }
     } >> 20
         << 20;
     let total = human(ground.memory_bytes);

@@ -58,8 +58,8 @@ pub struct StallController {
 }
 
 impl StallController {
-    /// For stalls of at most `target` of the time, from above 0 to 1; the program never gets less than `least_bytes`, and
-    /// begins with `most_bytes`.
+    /// For stalls of at most `target` of the time, above 0 and up to 1; the program never gets less than
+    /// `least_bytes`, and begins with `most_bytes`.
     pub fn new(target: f64, least_bytes: u64, most_bytes: u64) -> Self {
         assert!(target > 0.0 && target <= 1.0 && least_bytes <= most_bytes, "a share of the time, and a range");
         Self {

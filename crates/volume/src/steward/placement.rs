@@ -1,9 +1,10 @@
 //! Which donor gets the next slab: the power of two choices (Infiniswap, NSDI'17, section 4.3), with three.
 //!
-//! [`PLACEMENT_CHOICES`](crate::limits::PLACEMENT_CHOICES) donors are drawn at random, among those that
-//! hold nothing of this volume while there are any (spreading a volume over many donors makes the loss of one cheap); the one with most free memory is taken ([`super::placing`]).
-//! Before that, only the donors count that are farthest from the slab's other copies: in other zones if there are any,
-//! else in other racks. So a second copy survives what takes the first one. Without labels all are equally far.
+//! [`PLACEMENT_CHOICES`](crate::limits::PLACEMENT_CHOICES) donors are drawn at random, among those that hold nothing
+//! of this volume while there are any (spreading a volume over many donors makes the loss of one cheap); the one with
+//! most free memory is taken ([`super::placing`]). Before that, only the donors count that are farthest from the
+//! slab's other copies: in other zones if there are any, else in other racks. So a second copy survives what takes
+//! the first one. Without labels all are equally far.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
