@@ -207,7 +207,8 @@ mod tests {
         assert!(of(ELASTIC) < of("none") && of("blocks-32") < of("none"), "blocks are for loops");
         let of = |name| result.median("random L(50), replayed: time", name).unwrap();
         let (elastic, blocks, none) = (of(ELASTIC), of("blocks-32"), of("none"));
-        assert!(elastic < 1.05 * none && blocks > 1.1 * none, "and not for this: {elastic} {blocks} {none}");
+        // What was learnt of fresh regions is a larger part of so short a trace.
+        assert!(elastic < 1.1 * none && blocks > 1.3 * none, "and not for this: {elastic} {blocks} {none}");
     }
 
     #[test]
