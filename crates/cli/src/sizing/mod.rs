@@ -1,7 +1,7 @@
 //! `spillway size`: how much memory a program needs, and what less of it costs.
 //!
 //! - [`members`] and [`scan`]: the processes, and their page tables; [`watching`]: scans from time to time.
-//! - [`finding`]: the curve in words and numbers; [`picture`]: drawn.
+//! - [`mod@finding`]: the curve in words and numbers; [`picture`]: drawn.
 
 mod finding;
 mod members;
@@ -83,7 +83,7 @@ fn of_processes(members: &Members, arguments: &SizingArguments) -> Result<Findin
             std::thread::sleep(until.min(end).saturating_duration_since(now).min(INTERRUPTION_INTERVAL));
         }
     };
-    finding(watch(members, wait)?, arguments)
+    finding(&watch(members, wait)?, arguments)
 }
 
 fn is_there(process: u32) -> bool {
@@ -108,11 +108,11 @@ fn of_program(program: &[OsString], arguments: &SizingArguments) -> Result<Endin
         is_over = started.wait(INTERRUPTION_INTERVAL);
     }
     let ending = started.ending()?;
-    tell(arguments, &finding(watched, arguments)?)?;
+    tell(arguments, &finding(&watched, arguments)?)?;
     Ok(ending)
 }
 
-fn finding(watched: watching::Watched, arguments: &SizingArguments) -> Result<Finding, Failure> {
+fn finding(watched: &watching::Watched, arguments: &SizingArguments) -> Result<Finding, Failure> {
     let looks = watched.estimator.looks();
     if looks == 0 {
         return Err(Failure::failed(

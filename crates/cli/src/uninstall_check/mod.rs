@@ -1,6 +1,6 @@
 //! `spillway uninstall-check`: what of Spillway is in use or left on this machine, and the command that ends each.
 //!
-//! - [`remains`]: what follows from what was seen. It changes nothing, and makes no directory that it looks for.
+//! - [`mod@remains`]: what follows from what was seen. It changes nothing, and makes no directory that it looks for.
 
 mod remains;
 

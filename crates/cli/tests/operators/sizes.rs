@@ -24,7 +24,7 @@ fn size(arguments: &[&str]) -> (String, String) {
     let registry = registry_directory();
     let mut command = spillway(&registry.path().join("r"));
     let said = run(command.arg("size").args(arguments)).done("spillway size");
-    (said.text().to_owned(), said.errors)
+    (said.text(), said.errors)
 }
 
 fn report(used_percent: &str) -> Value {

@@ -388,7 +388,7 @@ impl Prefetcher for Elastic {
     fn on_unused(&mut self, page: PageNumber) {
         let Some(index) = self.find_recent(page) else {
             return if self.strides.has_ahead(page) {
-                self.strides.on_unused(page)
+                self.strides.on_unused(page);
             };
         };
         let Some(recent) = self.recent[index].as_mut().filter(|recent| recent.verdict.is_none()) else { return };

@@ -157,8 +157,8 @@ mod tests {
         while begin + window <= references.len() {
             estimator.cleared(work(begin), held(begin));
             let (mut used, mut next) = (HashSet::new(), 1000);
-            for at in begin..begin + window {
-                used.insert(references[at]);
+            for (at, &page) in references.iter().enumerate().skip(begin).take(window) {
+                used.insert(page);
                 if at + 1 - begin == next {
                     let referenced_pages = used.len() as u64;
                     estimator.looked(Look { work: work(at + 1), referenced_pages, held_pages: held(at + 1) });
