@@ -15,6 +15,7 @@ use spillway_fabric::key::ClusterKey;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
+use super::memory_group::MemoryGroup;
 use super::process::{Collected, Running, bound};
 use super::{HarnessError, tool};
 use crate::limits::{START_DEADLINE, STOP_DEADLINE};
@@ -242,6 +243,9 @@ pub fn pinned(program: &Path, cpu: Option<usize>) -> Command {
     command
 }
 
+/// "nobody" of every distribution, who owns nothing else.
+const UNPRIVILEGED: u32 = 65_534;
+
 impl Spillway {
     /// The product at `binary`, or beside this program; keys and sockets go to `directory`.
     pub fn find(binary: Option<&Path>, directory: &Path) -> Result<Self, HarnessError> {
@@ -297,8 +301,51 @@ impl Spillway {
         let mut command = pinned(&self.binary, cpu);
         command.args(["donate", "--json", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
         command.args(["--listen", &SocketAddr::new(listen, 0).to_string()]).arg("--key").arg(self.key());
+        Self::await_donor(&mut command, interrupt)
+    }
+
+    /// A donor of a user without rights in `group`, which stands for its machine: a donor of root has a group of its own
+    /// outside. `directory` becomes that user's, and must be reachable for it.
+    pub fn donor_within(
+        &self,
+        group: &MemoryGroup,
+        directory: &Path,
+        (memory, headroom): (Size, Size),
+        interrupt: &Interrupt,
+    ) -> Result<Donor, HarnessError> {
+        let key = directory.join("key");
+        std::fs::copy(self.key(), &key).map_err(HarnessError::system("copying the key"))?;
+        for path in [directory, &key] {
+            let (user, group) = (Some(UNPRIVILEGED), Some(UNPRIVILEGED));
+            std::os::unix::fs::chown(path, user, group).map_err(HarnessError::system("giving the donor its files"))?;
+        }
+        let mut command = self.unprivileged(directory);
+        command.args(["donate", "--json", "--memory", &memory.to_string(), "--headroom", &headroom.to_string()]);
+        command.args(["--slab-size", "4M", "--listen", "127.0.0.1:0"]).arg("--key").arg(&key);
+        let (running, places) = Self::await_donor(&mut group.enter(&command), interrupt)?;
+        Ok(Donor { running, address: places.address(Transport::Tcp)? })
+    }
+
+    /// Slabs that the donor of [`Spillway::donor_within`] asked back and has again.
+    pub fn recalls_returned(&self, directory: &Path, interrupt: &Interrupt) -> Result<u64, HarnessError> {
+        let mut command = self.unprivileged(directory);
+        let text = tool::run_command(command.args(["status", "--json"]), START_DEADLINE, interrupt)?;
+        let value: Value = serde_json::from_str(&text).map_err(HarnessError::system("reading 'status --json'"))?;
+        let items = value["items"].as_array().into_iter().flatten();
+        let returned = items.filter_map(|item| item.pointer("/report/donor/recalls/returned")?.as_u64()).next();
+        returned.ok_or_else(|| HarnessError::failed("spillway status", "it lists no donor"))
+    }
+
+    fn unprivileged(&self, directory: &Path) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &UNPRIVILEGED.to_string(), "--regid", &UNPRIVILEGED.to_string(), "--clear-groups"]);
+        command.arg(&self.binary).env("SPILLWAY_RUNTIME_DIRECTORY", directory.join("r"));
+        command
+    }
+
+    fn await_donor(command: &mut Command, interrupt: &Interrupt) -> Result<(Running, Places), HarnessError> {
         let output = Collected::default();
-        let mut running = Running::start("a donor", &mut command, output.clone())?;
+        let mut running = Running::start("a donor", command, output.clone())?;
         let places = interrupt.poll("the start of a donor", START_DEADLINE, || {
             let places = Places::parse(&output.text());
             if places.is_some() || !running.is_running() { Some(places) } else { None }

@@ -26,6 +26,7 @@
 //! | [`cluster_membership`] | what it costs that machines know each other, by the size of a simulated cluster |
 //! | [`cluster_slab_size`] | slabs of 1 MiB to 1 GiB in a simulated cluster |
 //! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
+//! | [`neighbour`] | a server on a donor that has to give its memory back for it |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -49,6 +50,7 @@ pub mod job;
 pub mod kind;
 pub mod loopback;
 pub mod mapping;
+pub mod neighbour;
 pub mod page_in;
 pub mod pager;
 pub mod pager_peers;
@@ -119,7 +121,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 28] = [
+pub const ALL: [&dyn Study; 29] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -139,6 +141,7 @@ pub const ALL: [&dyn Study; 28] = [
     &cluster_membership::ClusterMembershipStudy,
     &cluster_slab_size::ClusterSlabSizeStudy,
     &isolation::IsolationStudy,
+    &neighbour::NeighbourStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,

@@ -24,6 +24,10 @@ impl Study for WakefulnessStudy {
         "page-ins with idle CPUs awake and asleep"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (45, 20)
     }

@@ -52,6 +52,8 @@ pub(super) struct Report {
     seconds: f64,
     /// CPU time of the program: misses are counted by it.
     work_seconds: f64,
+    /// It worked for too short a time: the curve is no ground for a decision.
+    is_too_little_work: bool,
     page_in_us: f64,
     page_in_given: bool,
     curve: Vec<Place>,
@@ -124,12 +126,18 @@ impl Finding {
             least_bytes: (self.curve.least_pages() * PAGE_BYTES) as u64,
             seconds: self.time.as_secs_f64(),
             work_seconds: self.work.as_secs_f64(),
+            is_too_little_work: self.is_too_little_work(),
             page_in_us: self.page_in_us,
             page_in_given: self.is_cost_given,
             curve: self.places(),
             shares: SHARES.map(|percent| Share { percent, place: self.at(f64::from(percent) / 100.0) }).to_vec(),
             named: self.named(),
         }
+    }
+
+    /// Of recorded faults the time is not that of the work.
+    fn is_too_little_work(&self) -> bool {
+        matches!(self.source, Source::Scans { .. }) && self.work < WORK_MIN
     }
 
     /// In words.
@@ -186,7 +194,7 @@ impl Finding {
                     self.work.as_secs_f64(),
                     longest_window.as_secs_f64(),
                 );
-                if self.work < WORK_MIN {
+                if self.is_too_little_work() {
                     text.push_str(" That is too little work to rely on; let it work for longer.");
                 }
                 if huge_part > HUGE_PART_TOLD {

@@ -68,8 +68,10 @@ pub(crate) fn kill_all_with(value: &Path) {
     });
 }
 
-/// Processes that execute `binary`, zombies left out: the program and whatever it forked.
+/// Processes that execute `binary`, zombies left out: the program and whatever it forked. The kernel names a program by
+/// its path without links.
 pub(crate) fn executing(binary: &Path) -> Vec<u32> {
+    let binary = fs::canonicalize(binary).unwrap_or_else(|_| binary.to_owned());
     let does = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == binary);
     processes().filter(does).filter(|pid| !is_gone(*pid)).collect()
 }
