@@ -81,9 +81,10 @@ fn main() -> ExitCode {
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
     // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that
     // does more than this call keeps it.
-    let is_needed = std::env::args_os()
-        .nth(1)
-        .is_some_and(|command| ["run", "trace", "doctor"].iter().any(|name| command == *name));
+    let mut words = std::env::args_os().skip(1);
+    let is_needed = words.next().is_some_and(|command| ["run", "trace", "doctor"].iter().any(|name| command == *name))
+        // One that only mends looks at no program.
+        && words.all(|word| word != mender::ON_ORDER);
     if let Err(error) = spillway_sys::userfaultfd::tracing_right::give_up(is_needed) {
         eprintln!(
             "spillway: CAP_SYS_PTRACE, which this program file has, cannot be given up: {error}; take it away with setcap -r"

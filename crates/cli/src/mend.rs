@@ -92,10 +92,12 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
     for leftover in fuse::leftovers::list().map_err(Failure::failed)? {
         // Its entry is gone (a container or a registry that was removed), and its pages are lost with its server. Swap
         // that is on would keep it.
-        if let LeftoverKind::LoopDevice(path) = &leftover.kind
-            && let Err(error) = swap_area::off(path, true)
-        {
-            lines.push(error.to_string());
+        if let LeftoverKind::LoopDevice(path) = &leftover.kind {
+            // One that another mender has freed may be a living process's by now.
+            let Some(_held) = fuse::leftovers::hold(&leftover).map_err(Failure::failed)? else { continue };
+            if let Err(error) = swap_area::off(path, true) {
+                lines.push(error.to_string());
+            }
         }
         lines.push(removed(&describe(&leftover), fuse::leftovers::remove(&leftover)));
     }

@@ -6,6 +6,9 @@
 use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 
+/// The option of `spillway doctor` that makes a process a mender.
+pub(crate) const ON_ORDER: &str = "--on-order";
+
 /// Waits for its order, and ends with the process that started it.
 #[derive(Debug)]
 pub(crate) struct Mender(io::Result<Child>);
@@ -15,7 +18,7 @@ impl Mender {
     pub(crate) fn start() -> Self {
         Self(std::env::current_exe().and_then(|binary| {
             let mut command = Command::new(binary);
-            command.args(["doctor", "--mend", "--json", "--on-order"]);
+            command.args(["doctor", "--mend", "--json", ON_ORDER]);
             command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
         }))
     }

@@ -127,6 +127,11 @@ impl LoopInfo64 {
         init: [0; 2],
     };
 
+    fn has_name(&self, name: &str) -> bool {
+        let end = self.file_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+        self.file_name[..end] == name.as_bytes()[..name.len().min(NAME_BYTES - 1)]
+    }
+
     fn name(&self) -> String {
         let end = self.file_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
         String::from_utf8_lossy(&self.file_name[..end]).into_owned()
@@ -193,14 +198,29 @@ pub fn is_claimed(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Frees the device at `path` unless another process has it open. Dirty pages of the device's own cache are written
-/// first, so its server must be running, or be dead for good (then the writes fail).
-pub fn detach(path: &Path) -> io::Result<Detached> {
+/// The device at `path` if it has `name` as [`attach`] gave it. While it is open here it is bound to no other file: the
+/// kernel frees a device at its last close.
+pub fn hold(path: &Path, name: &str) -> io::Result<Option<File>> {
+    named(open(path, 0)?, name)
+}
+
+/// `device` if it has `name`. The number of a device that was freed is soon another's.
+fn named(device: File, name: &str) -> io::Result<Option<File>> {
+    Ok(information(&device)?.filter(|info| info.has_name(name)).map(|_| device))
+}
+
+/// Frees the device at `path` if it has `name`, unless another process has it open. Dirty pages of the device's own
+/// cache are written first, so its server must be running, or be dead for good (then the writes fail).
+pub fn detach(path: &Path, name: &str) -> io::Result<Detached> {
     let device = match open(path, libc::O_EXCL) {
         Ok(device) => device,
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(Detached::Busy),
+        // Perhaps another device's by now.
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Ok(if hold(path, name)?.is_some() { Detached::Busy } else { Detached::Done });
+        }
         Err(error) => return Err(error),
     };
+    let Some(device) = named(device, name)? else { return Ok(Detached::Done) };
     match clear(&device) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(Detached::Done),
@@ -218,9 +238,9 @@ pub fn detach(path: &Path) -> io::Result<Detached> {
     }
 }
 
-/// Lets the kernel free the device at `path` as soon as its last user closes it.
-pub fn detach_when_unused(path: &Path) -> io::Result<()> {
-    clear(&open(path, 0)?)
+/// Lets the kernel free the device at `path`, if it has `name`, as soon as its last user closes it.
+pub fn detach_when_unused(path: &Path, name: &str) -> io::Result<()> {
+    hold(path, name)?.map_or(Ok(()), |device| clear(&device))
 }
 
 fn clear(device: &File) -> io::Result<()> {
@@ -244,4 +264,40 @@ fn open(path: &Path, flags: i32) -> io::Result<File> {
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::skipping::skip;
+
+    #[test]
+    fn a_device_that_became_anothers_is_left_alone() {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+            return skip("loop devices");
+        }
+        let file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.set_len(1 << 20).unwrap();
+        let (mine, others) = ("spillway-test-mine", "spillway-test-others");
+        let path = attach(file.as_fd(), others, 4096).unwrap();
+        assert_eq!(detach(&path, mine).unwrap(), Detached::Done);
+        detach_when_unused(&path, mine).unwrap();
+        assert!(hold(&path, mine).unwrap().is_none());
+        assert_eq!(status(&path).unwrap().unwrap().name, others);
+        let held = hold(&path, others).unwrap().unwrap();
+        assert_eq!(detach(&path, others).unwrap(), Detached::Busy, "it is held");
+        drop(held);
+        assert_eq!(detach(&path, others).unwrap(), Detached::Done);
+        assert_ne!(status(&path).unwrap().map(|status| status.name).as_deref(), Some(others));
+    }
+
+    #[test]
+    fn long_names_are_compared_as_far_as_the_kernel_keeps_them() {
+        let long = "x".repeat(100);
+        let mut info = LoopInfo64::EMPTY;
+        info.file_name[..NAME_BYTES - 1].copy_from_slice(&long.as_bytes()[..NAME_BYTES - 1]);
+        assert!(info.has_name(&long) && !info.has_name("x") && !info.has_name(""));
+    }
 }

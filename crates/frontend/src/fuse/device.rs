@@ -113,9 +113,9 @@ impl LoopFuse {
 
     fn detach_loop(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
         let Some(device) = self.device.clone() else { return Ok(()) };
-        let started = Instant::now();
+        let (started, name) = (Instant::now(), self.ownership.to_string());
         loop {
-            match loop_device::detach(&device) {
+            match loop_device::detach(&device, &name) {
                 Ok(Detached::Done) => break,
                 Ok(Detached::Busy) if started.elapsed() >= deadline => {
                     return Err(FrontEndError::Busy(format!(
@@ -171,7 +171,7 @@ impl Drop for LoopFuse {
                 // Its users keep it for as long as the I/O threads serve.
                 tracing::error!(name = self.ownership.name, %error, "the device is left to its users");
                 if let Some(device) = &self.device {
-                    let _ = loop_device::detach_when_unused(device);
+                    let _ = loop_device::detach_when_unused(device, &self.ownership.to_string());
                 }
                 Unmount::Detach
             }

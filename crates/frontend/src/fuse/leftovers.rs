@@ -4,7 +4,7 @@
 //! I/O errors. What stays is the loop device, the mount and its directory. Only what carries our [`Ownership`] and
 //! whose process is gone is ever touched.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ pub fn mend() -> Result<Vec<Mended>, FrontEndError> {
 /// Removes one thing that [`list`] named, as [`mend`] does.
 pub fn remove(leftover: &Leftover) -> Result<(), FrontEndError> {
     match &leftover.kind {
-        LeftoverKind::LoopDevice(path) => remove_loop_device(path),
+        LeftoverKind::LoopDevice(path) => remove_loop_device(path, &leftover.ownership.to_string()),
         LeftoverKind::Mount(path) => {
             let result = unmount(path, Unmount::Abort).and_then(|()| fs::remove_dir(path));
             result.map_err(FrontEndError::system(format!("cannot unmount {}", path.display())))
@@ -66,12 +66,20 @@ pub fn remove(leftover: &Leftover) -> Result<(), FrontEndError> {
     }
 }
 
-fn remove_loop_device(path: &Path) -> Result<(), FrontEndError> {
+/// A loop device that [`list`] named, for as long as something is done about its users: it does not become another
+/// process's meanwhile. `None` if it has gone already, and for a mount.
+pub fn hold(leftover: &Leftover) -> Result<Option<File>, FrontEndError> {
+    let LeftoverKind::LoopDevice(path) = &leftover.kind else { return Ok(None) };
+    let held = loop_device::hold(path, &leftover.ownership.to_string());
+    held.map_err(FrontEndError::system(format!("cannot open {}", path.display())))
+}
+
+fn remove_loop_device(path: &Path, name: &str) -> Result<(), FrontEndError> {
     let context = || FrontEndError::system(format!("cannot free {}", path.display()));
-    match loop_device::detach(path).map_err(context())? {
+    match loop_device::detach(path, name).map_err(context())? {
         Detached::Done => Ok(()),
         Detached::Busy => {
-            loop_device::detach_when_unused(path).map_err(context())?;
+            loop_device::detach_when_unused(path, name).map_err(context())?;
             Err(FrontEndError::Busy(format!(
                 "{path} lost its server and is still in use; free it with swapoff {path} or umount {path}",
                 path = path.display()

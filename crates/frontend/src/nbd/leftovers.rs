@@ -30,17 +30,25 @@ impl AbandonedNbd {
 pub fn list() -> Result<Vec<AbandonedNbd>, FrontEndError> {
     let mut abandoned = Vec::new();
     for index in devices().map_err(FrontEndError::system("cannot list block devices"))? {
-        let Some(identifier) = identifier_of(index) else { continue };
-        let found = identity::examine(index, &identifier);
-        if let Some((maker, true)) = found.map_err(FrontEndError::system("cannot look for a device's process"))? {
-            abandoned.push(AbandonedNbd { index, maker });
-        }
+        abandoned.extend(examine(index)?);
     }
     Ok(abandoned)
 }
 
-/// Ends a device; the process that has it open gets I/O errors. Its number is free once no process has.
+/// The device of that number, if no process serves it.
+fn examine(index: u32) -> Result<Option<AbandonedNbd>, FrontEndError> {
+    let Some(identifier) = identifier_of(index) else { return Ok(None) };
+    let found = identity::examine(index, &identifier);
+    let found = found.map_err(FrontEndError::system("cannot look for a device's process"))?;
+    Ok(found.and_then(|(maker, is_abandoned)| is_abandoned.then_some(AbandonedNbd { index, maker })))
+}
+
+/// Ends a device that [`list`] named; the process that has it open gets I/O errors. Its number is free once no process
+/// has. Nothing is done if the number is another device's by now, or is served again.
 pub fn end(abandoned: &AbandonedNbd) -> Result<(), FrontEndError> {
+    if examine(abandoned.index)?.as_ref() != Some(abandoned) {
+        return Ok(());
+    }
     let ended = driver()?.disconnect(abandoned.index);
     ended.map_err(FrontEndError::system(format!("cannot end {}", abandoned.path().display())))?;
     identity::forget(abandoned.index);

@@ -38,10 +38,14 @@ pub fn list() -> Result<Vec<AbandonedUblk>, FrontEndError> {
     Ok(devices.into_iter().filter_map(|device| examine(&mut control, device)).collect())
 }
 
-/// Deletes a device; the process that waits for it gets I/O errors.
+/// Deletes a device that [`list`] named; the process that waits for it gets I/O errors. Nothing is done if the number
+/// is another device's by now, or is served again.
 pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     let mut control = open_driver()?;
     let device = identity.device_id;
+    if examine(&mut control, device).is_none() {
+        return Ok(());
+    }
     match control.stop(device, UBLK_STOP_DEADLINE) {
         // Another process was faster.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => return Ok(()),
