@@ -243,7 +243,7 @@ pub fn pinned(program: &Path, cpu: Option<usize>) -> Command {
     command
 }
 
-/// "nobody" of every distribution, who owns nothing else.
+/// The user of every distribution that owns nothing.
 const UNPRIVILEGED: u32 = 65_534;
 
 impl Spillway {
@@ -304,8 +304,8 @@ impl Spillway {
         Self::await_donor(&mut command, interrupt)
     }
 
-    /// A donor of a user without rights in `group`, which stands for its machine: a donor of root has a group of its own
-    /// outside. `directory` becomes that user's, and must be reachable for it.
+    /// A donor of a user without rights in `group`, which stands for its machine: a donor of root has a group of its
+    /// own outside. `directory` becomes that user's, and must be reachable for it.
     pub fn donor_within(
         &self,
         group: &MemoryGroup,

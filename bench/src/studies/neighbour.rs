@@ -1,5 +1,5 @@
-//! What a machine's own server loses by lending: memcached on a donor whose lent memory is asked back for it, beside the
-//! same without a donor (Memtrade, SoCC '21: less than 2.1 % of throughput).
+//! What a machine's own server loses by lending: memcached on a donor whose lent memory is asked back for it, beside
+//! the same without a donor (Memtrade, SoCC '21: less than 2.1 % of throughput).
 //!
 //! A memory group stands for the machine. With lending, a donor in it has lent nearly all of it to a program under
 //! `spillway run` outside, when the server starts and fills its memory. The donor has to give it back meanwhile: a
