@@ -71,7 +71,8 @@ impl From<Source> for Machine {
 #[derive(Debug, Default)]
 pub struct Connections {
     open: Mutex<Open>,
-    left: Condvar,
+    /// Something changed that a thread may wait for.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -118,15 +119,17 @@ impl Connections {
                 open.coming += 1;
                 return true;
             }
-            // One is enough, and one that gave way before may still be on its way out.
+            // One is enough, and one that gave way before may still be on its way out. Those that have room and did not
+            // enter yet cannot give way: the first one that enters can.
             if open.entries.values().all(|entry| entry.standing != Standing::Dropped) {
-                open.drop_oldest(UNPROVEN_MAX, |_| true);
+                let oldest = open.entries.values_mut().find(|entry| entry.standing == Standing::Unproven);
+                oldest.into_iter().for_each(Entry::give_way);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            open = self.left.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
+            open = self.changed.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
         }
     }
 
@@ -151,6 +154,7 @@ impl Connections {
         let number = open.next;
         open.next += 1;
         open.entries.insert(number, Entry { socket, source, standing: Standing::Unproven });
+        self.changed.notify_all();
         Some(Place { connections: self, number, source })
     }
 
@@ -176,7 +180,7 @@ impl Connections {
             if left.is_zero() {
                 return false;
             }
-            open = self.left.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
+            open = self.changed.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
         }
         true
     }
@@ -191,10 +195,8 @@ impl Open {
     fn drop_oldest(&mut self, bound: usize, counts: impl Fn(&Entry) -> bool) {
         let unproven = |entry: &&mut Entry| entry.standing == Standing::Unproven && counts(entry);
         let count = self.entries.values_mut().filter(unproven).count();
-        for entry in self.entries.values_mut().filter(unproven).take((count + 1).saturating_sub(bound)) {
-            entry.standing = Standing::Dropped;
-            entry.end();
-        }
+        let over = (count + 1).saturating_sub(bound);
+        self.entries.values_mut().filter(unproven).take(over).for_each(Entry::give_way);
     }
 
     /// Whether `source` may have one more proven connection, of `session`.
@@ -223,6 +225,11 @@ impl Open {
 }
 
 impl Entry {
+    fn give_way(&mut self) {
+        self.standing = Standing::Dropped;
+        self.end();
+    }
+
     fn end(&self) {
         // It fails only on a connection that has ended already.
         let _ = shutdown(&self.socket, Shutdown::Both);
@@ -246,6 +253,7 @@ impl Place<'_> {
         match open.entries.get_mut(&self.number) {
             Some(entry) if entry.standing == Standing::Unproven => {
                 entry.standing = Standing::Proven(session);
+                self.connections.changed.notify_all();
                 true
             }
             _ => false,
@@ -267,7 +275,7 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.connections.lock().entries.remove(&self.number);
-        self.connections.left.notify_all();
+        self.connections.changed.notify_all();
     }
 }
 
@@ -300,6 +308,36 @@ mod tests {
         assert!(!connections.await_room(soon()), "the room is taken");
         connections.give_up_room();
         assert!(connections.await_room(soon()));
+    }
+
+    #[test]
+    fn a_connection_gives_way_also_to_one_that_waits_while_others_are_coming() {
+        let connections = Connections::default();
+        let in_a_while = || Instant::now() + Duration::from_secs(60);
+        for _ in 0..UNPROVEN_MAX {
+            assert!(connections.await_room(in_a_while()));
+        }
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| connections.await_room(in_a_while()));
+            // Whether it waits already or comes later, it finds the only one that can give way.
+            let mut entered = crowd(&connections, 1, elsewhere);
+            let mut end = [0];
+            assert_eq!(entered[0].2.read(&mut end).unwrap(), 0, "it was ended, although others are coming");
+            entered.clear();
+            assert!(waiting.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_proof_makes_room_for_one_that_waits() {
+        let connections = Connections::default();
+        let crowd = crowd(&connections, UNPROVEN_MAX, elsewhere);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| connections.await_room(Instant::now() + Duration::from_secs(60)));
+            let newest = &crowd[UNPROVEN_MAX - 1].0;
+            assert!(newest.belongs_to(SessionId(1)));
+            assert!(waiting.join().unwrap());
+        });
     }
 
     fn elsewhere(number: usize) -> Source {

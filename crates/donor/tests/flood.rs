@@ -19,8 +19,11 @@ use support::{Borrower, DataConnection, PATIENCE, TestDonor, hello};
 /// Pages of the borrower.
 const PAGES: u32 = 200;
 
-/// Reads in each part of a measurement.
-const READS: u32 = 500;
+/// Fewest reads in each part of a measurement; beside a flood, as many more as there is time until it is there.
+const READS_MIN: u32 = 5000;
+
+/// Strangers that are turned away in each round before it ends.
+const REFUSED_MIN: u64 = 300;
 
 /// Parts, with the flood and without in turns.
 const ROUNDS: usize = 3;
@@ -74,9 +77,16 @@ fn flood(donor: SocketAddr, next: &AtomicU32, over: &AtomicBool) -> u32 {
     came
 }
 
-/// Times of `READS` reads, each compared with what was written.
-fn read_all(borrower: &mut Borrower, data: &mut DataConnection, slab: SlabHandle) -> Vec<Duration> {
-    let read = |number: u32| {
+/// Times of reads, each compared with what was written: [`READS_MIN`] of them, and more until `is_over`.
+fn read_all(
+    borrower: &mut Borrower,
+    data: &mut DataConnection,
+    slab: SlabHandle,
+    is_over: impl Fn() -> bool,
+) -> Vec<Duration> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut read = |number: u32| {
+        assert!(Instant::now() < deadline, "strangers are turned away");
         borrower.keep_alive();
         let page = number * 7 % PAGES;
         let start = Instant::now();
@@ -85,7 +95,7 @@ fn read_all(borrower: &mut Borrower, data: &mut DataConnection, slab: SlabHandle
         assert_eq!(content, vec![page as u8; 4096], "page {page}");
         took
     };
-    (0..READS).map(read).collect()
+    (0..).take_while(|number| *number < READS_MIN || !is_over()).map(&mut read).collect()
 }
 
 /// Of many measurements: the one that `permille` of them do not pass.
@@ -110,18 +120,14 @@ fn a_flood_of_strangers_leaves_a_borrower_served() {
     let (next, mut came) = (AtomicU32::new(1), 0);
     let (mut quiet, mut flooded) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        quiet.extend(read_all(&mut borrower, &mut data, slab));
+        quiet.extend(read_all(&mut borrower, &mut data, slab, || true));
+        let refused_before = donor.donor.status().counters.connections_refused;
+        let is_full = || donor.donor.status().counters.connections_refused >= refused_before + REFUSED_MIN;
         let over = AtomicBool::new(false);
         let floods = std::thread::scope(|scope| {
             let floods = [(); 2].map(|()| scope.spawn(|| flood(address, &next, &over)));
-            flooded.extend(read_all(&mut borrower, &mut data, slab));
+            flooded.extend(read_all(&mut borrower, &mut data, slab, is_full));
             // The flood is on when the borrower opens what it needs next: a data connection, and a session.
-            let deadline = Instant::now() + PATIENCE;
-            while donor.donor.status().counters.connections_refused < 300 {
-                assert!(Instant::now() < deadline, "strangers are turned away");
-                borrower.keep_alive();
-                std::thread::sleep(Duration::from_millis(1));
-            }
             data = borrower.data(donor.dial_tcp());
             Borrower::open(donor.dial_tcp(), Some(&key), false).unwrap().lease();
             over.store(true, Ordering::Relaxed);
@@ -129,7 +135,7 @@ fn a_flood_of_strangers_leaves_a_borrower_served() {
         });
         came += floods.iter().sum::<u32>();
     }
-    assert!(came > 300, "there was a flood");
+    assert!(u64::from(came) > REFUSED_MIN, "there was a flood");
     let [quiet, flooded] = [&mut quiet, &mut flooded].map(|times| [500, 990].map(|part| quantile(times, part)));
     eprintln!("reads, p50 and p99: {quiet:?} without strangers, {flooded:?} beside {came} of them");
     // Those that hold a connection and say nothing go at their deadline, and nothing is left of them.

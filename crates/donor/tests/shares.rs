@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
@@ -139,6 +140,10 @@ fn written_beside_a_machine_that_reads_nothing(
     let mut stuck = Flood::start(donor, ADDRESSES[0], Operation::Read);
     let mut writer = Flood::start(donor, ADDRESSES[1], Operation::Write);
     stuck.turn();
+    // The donor serves it; before that, it has nothing to be behind with.
+    let answers = stuck.queue_pair.event().unwrap();
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&answers, PollFlags::IN)], Some(&patience)).unwrap(), 1);
     let (deadline, mut written) = (Instant::now() + PATIENCE, 0);
     while written < most && !is_over(written) {
         assert!(Instant::now() < deadline, "{written} of {most} writes are answered");
