@@ -104,9 +104,11 @@ Swap:                  0 kB
         assert!(idle.held_pages > 0 && idle.referenced_pages <= idle.held_pages, "{idle:?}");
         let own = std::process::id();
         clear(own).unwrap();
-        let memory = vec![1_u8; 1 << 20];
+        // Memory that only the kernel looks at: a compiler may leave it out otherwise.
+        let memory = std::hint::black_box(vec![1_u8; 1 << 20]);
         let used = look(own).unwrap();
-        assert!(memory[4096] == 1 && used.referenced_pages >= 256, "{used:?}");
+        drop(memory);
+        assert!(used.referenced_pages >= 256, "{used:?}");
         assert!(look(u32::MAX >> 1).is_err() && clear(u32::MAX >> 1).is_err());
     }
 }
