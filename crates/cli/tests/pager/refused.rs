@@ -130,6 +130,20 @@ fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_
     stage.assert_clean();
 }
 
+/// The agent starts as a thread of the program would, and that is allowed.
+#[test]
+fn a_program_that_may_only_start_threads_is_paged() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("filtered", &[]);
+    let options = ["--local", "24M", "--lend", "256M", "--slab-size", "4M"];
+    let program = [binary.to_str().unwrap(), "64", "threads", "40"];
+    assert_eq!(support::run(&mut stage.run(&options, &program)).done("beyond").text(), "right\n");
+    let statistics = stage.statistics();
+    assert_eq!(statistics["pager"]["failures"], serde_json::json!([]));
+    assert!(statistics["pager"]["pages_out_dirty"].as_u64() > Some(8 << 8), "{statistics:#}");
+    stage.assert_clean();
+}
+
 /// Listens on this host and sends `answer` to every visitor; nothing for an empty one. Its thread waits in `accept`
 /// until the test's process ends.
 fn listen_as(answer: &'static [u8]) -> String {

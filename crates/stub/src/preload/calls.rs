@@ -209,16 +209,17 @@ pub(crate) unsafe fn filter_calls(program: usize, flags: usize) -> core::result:
     .map(|descriptor| Descriptor(descriptor as i32))
 }
 
-/// Leaves everything that a new thread has of its process besides memory: descriptors, directory, name.
-pub(crate) fn detach_thread(name: &[u8; 16]) {
+/// Gives a new thread a name and an empty table of descriptors of its own, in one step with leaving that of the
+/// process (`CLOSE_RANGE_UNSHARE`, close_range(2)); until then the thread touches no descriptor.
+pub(crate) fn detach_thread(name: &[u8; 16]) -> core::result::Result<(), i32> {
     const SET_NAME: usize = 15;
-    // SAFETY: the table of descriptors is this thread's own (it was made without CLONE_FILES), so are the directory
-    // (without CLONE_FS) and the name.
+    const UNSHARE: usize = 2;
+    // SAFETY: numbers, and a name that the kernel copies; what the table is left with is this thread's alone.
     unsafe {
-        let _ = call(436, [0, u32::MAX as usize, 0, 0, 0, 0]);
-        let _ = call(80, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
+        call(436, [0, u32::MAX as usize, UNSHARE, 0, 0, 0])?;
         let _ = call(157, [SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]);
     }
+    Ok(())
 }
 
 /// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two
@@ -287,32 +288,32 @@ pub(crate) fn end_program(status: u8) -> ! {
     }
 }
 
-/// `clone(2)` of a thread that runs `entry(argument)` on the stack that ends at `stack_end` (aligned to 16 bytes).
-/// Returns the thread's number or a negative error number.
+/// `clone(2)` of a thread that runs `entry` on the stack that ends at `stack_end` (aligned to 16 bytes). The kernel
+/// writes the thread's number to `words[0]`, and 0 to `words[1]` when it ends; its thread-local storage, of which it
+/// uses none, is there too. Returns the thread's number or a negative error number.
 ///
 /// # Safety
 ///
-/// The stack belongs to the new thread, and `flags` make a thread.
+/// The stack and the words belong to the new thread, and `flags` make a thread.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn clone_thread(
     flags: usize,
     stack_end: usize,
-    entry: extern "C" fn(usize) -> !,
-    argument: usize,
+    entry: extern "C" fn() -> !,
+    words: *const [AtomicU32; 2],
 ) -> isize {
-    // The kernel keeps r8 (no thread-local storage is asked for) and r9 for the new thread too.
+    // The kernel takes the two words in rdx and r10 and the storage in r8, and keeps r9 for the new thread too.
     naked_asm!(
-        "mov r8, rdx",
-        "mov r9, rcx",
-        "xor edx, edx",
-        "xor r10d, r10d",
+        "mov r9, rdx",
+        "mov rdx, rcx",
+        "lea r10, [rcx + 4]",
+        "mov r8, rcx",
         "mov eax, 56",
         "syscall",
         "test rax, rax",
         "jnz 2f",
         "xor ebp, ebp",
-        "mov rdi, r9",
-        "call r8",
+        "call r9",
         "ud2",
         "2:",
         "ret",

@@ -29,7 +29,9 @@ struct Own {
     cell: EvictorCell,
     /// Where the head is mapped; the same in forked children, which inherit both.
     head: AtomicUsize,
-    rest: [u8; PAGE_BYTES - size_of::<EvictorCell>().next_multiple_of(8) - 8],
+    /// What the kernel writes of the evictor's thread; nothing reads it.
+    thread_words: [AtomicU32; 2],
+    rest: [u8; PAGE_BYTES - size_of::<EvictorCell>().next_multiple_of(8) - 16],
     call_stack: UnsafeCell<[u8; CALL_STACK_BYTES]>,
     evictor_stack: UnsafeCell<[u8; EVICTOR_STACK_BYTES]>,
 }
@@ -47,6 +49,7 @@ static OWN: Own = Own {
         offered: AtomicU32::new(0),
     },
     head: AtomicUsize::new(0),
+    thread_words: [AtomicU32::new(0), AtomicU32::new(0)],
     rest: [0; _],
     call_stack: UnsafeCell::new([0; _]),
     evictor_stack: UnsafeCell::new([0; _]),
@@ -64,9 +67,10 @@ pub(crate) fn keep_head(head: usize) {
     OWN.head.store(head, Release);
 }
 
-/// `CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_UNTRACED`: a thread with its own descriptors and directory, which a
-/// debugger of the program does not get to see.
-const THREAD_FLAGS: usize = 0x100 | 0x800 | 0x1_0000 | 0x80_0000;
+/// What `pthread_create` asks for, and nothing else (`CLONE_VM`, `CLONE_FS`, `CLONE_FILES`, `CLONE_SIGHAND`, `CLONE_THREAD`,
+/// `CLONE_SYSVSEM`, `CLONE_SETTLS`, `CLONE_PARENT_SETTID`, `CLONE_CHILD_CLEARTID`): filters of programs that may not start
+/// others let no other `clone` pass, as QEMU's (`-sandbox spawn=deny`, libvirt's choice).
+const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000 | 0x8_0000 | 0x10_0000 | 0x20_0000;
 
 /// A seat, which is mapped until the program ends.
 #[derive(Clone, Copy)]
@@ -127,15 +131,18 @@ pub(crate) fn start(attempt: u32) {
     let before = calls::block_signals(u64::MAX);
     let stack_end = &raw const OWN as usize + EVICTOR_STACK_END;
     // SAFETY: the flags make a thread, and the stack is the evictor's, of which a program has one.
-    let result = unsafe { calls::clone_thread(THREAD_FLAGS, stack_end, run_thread, 0) };
+    let result = unsafe { calls::clone_thread(THREAD_FLAGS, stack_end, run_thread, &raw const OWN.thread_words) };
     calls::block_signals(before);
     if result < 0 {
         cell.failure.store(result as i32, Release);
     }
 }
 
-extern "C" fn run_thread(_: usize) -> ! {
-    calls::detach_thread(EVICTOR_NAME);
+extern "C" fn run_thread() -> ! {
+    if let Err(error) = calls::detach_thread(EVICTOR_NAME) {
+        OWN.cell.failure.store(error, Release);
+        calls::end_thread(0)
+    }
     OWN.cell.thread.store(calls::thread(), Relaxed);
     let (place, userfaultfd) = match meet_pager() {
         Ok(met) => met,
