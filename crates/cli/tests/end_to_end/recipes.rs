@@ -65,7 +65,7 @@ fn a_service_with_a_budget_is_a_unit_that_systemd_takes_and_runs_its_program() {
     let line = values["ExecStart"].replace("/usr/bin/spillway", here).replace("node2:7070", &donor);
     let program = format!("{} 64 {UNTIL_TOLD} 1", verifier.display());
     let line = line.replace("/usr/bin/python3 /srv/analysis.py", &program).replace("2G", "32M --key none");
-    let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let words = words_of(&line);
     let mut running = Running::start(&mut command(&stage, Path::new("/bin"), &words));
     stage.wait_lent(&mut running, 8 << 20);
     running.signal("USR1");
@@ -122,6 +122,40 @@ fn a_slurm_job_borrows_from_its_other_nodes_and_leaves_no_donor() {
     assert!(running.end().done("the job").text().contains("wrong 0"));
     assert!(!stage.disk().join("spillway-7.key").exists(), "the job's key is left");
     wait_until("the job's donors to be gone", || stage.items("donor").is_empty().then_some(()));
+}
+
+#[test]
+fn libvirts_emulator_answers_questions_itself_and_pages_guests() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    stage.donor("160M");
+    let verifier = stage.compile("verifier", &["-lpthread"]);
+    // A guest is a program that fills its memory, and a question is answered without any.
+    let qemu = format!(
+        "#!/bin/sh\n[ \"$1 $2\" = '-S -no-user-config' ] && exec echo capabilities\nexec {} 64 {UNTIL_TOLD} 1\n",
+        verifier.display()
+    );
+    let bin = commands(&stage, &[("qemu", &qemu)]);
+    let wrapper = bin.join("spillway-qemu");
+    let script = recipe("/usr/local/bin/spillway-qemu");
+    write_script(&wrapper, &script.replace("/usr/bin/qemu-system-x86_64", bin.join("qemu").to_str().unwrap()));
+    let words = |options: &str| [&[wrapper.display().to_string()], &words_of(options)[..]].concat();
+    let question = words("-S -no-user-config -nodefaults -nographic -machine none,accel=kvm:tcg -qmp unix:qmp");
+    assert_eq!(support::run(&mut command(&stage, &bin, &question)).done("a question").text(), "capabilities\n");
+
+    let guest = words("-name guest=paged -display none -machine pc,usb=off -m 256");
+    let mut guest = command(&stage, &bin, &guest);
+    let options = format!("{} --key none --slab-size 4M", stage.donor_options().join(" "));
+    let mut running = Running::start(guest.env("SPILLWAY_LOCAL", "32M").env("SPILLWAY_OPTIONS", options));
+    stage.wait_lent(&mut running, 8 << 20);
+    for program in processes::executing(&verifier) {
+        support::signal(program, "USR1");
+    }
+    assert!(running.end().done("the guest").text().contains("wrong 0"));
+    stage.assert_clean();
+}
+
+fn words_of(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
 }
 
 /// A port that was free a moment ago, at all addresses of this machine.
