@@ -93,6 +93,10 @@ pub const GUEST_TRIAL_DEADLINE: Duration = Duration::from_secs(180);
 /// One round of the study `rdma` in a guest: a minute and a half when emulated on a quiet machine.
 pub const RDMA_TRIAL_DEADLINE: Duration = Duration::from_secs(600);
 
+/// No part of that round is begun after this: what was measured before is told then. A block device took a minute at
+/// most, emulated on a loaded host.
+pub const RDMA_PARTS_DEADLINE: Duration = Duration::from_secs(420);
+
 /// A study in a guest begins nothing more after this: it takes about eight minutes on a quiet machine.
 pub const GUEST_STUDY_DEADLINE: Duration = Duration::from_secs(900);
 
@@ -104,6 +108,7 @@ const _: () = {
     assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(GUEST_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
+    assert!(RDMA_PARTS_DEADLINE.as_secs() < RDMA_TRIAL_DEADLINE.as_secs());
     assert!(RDMA_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
     assert!(STOP_DEADLINE.as_secs() < PEER_DEADLINE.as_secs() && PEER_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };

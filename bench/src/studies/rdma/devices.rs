@@ -30,20 +30,20 @@ const SLAB_SIZE: Size = Size(4 * MIB);
 /// How long requests of one kind are made.
 const TIME: Duration = Duration::from_millis(1000);
 
-/// Measures all three; one that fails is left out.
-pub fn measure(shop: &Workshop, address: IpAddr, result: &mut StudyResult) -> Result<(), HarnessError> {
-    for (subject, transport) in [(RDMA, Some("rdma")), (TCP, Some("tcp")), (NBDKIT, None)] {
-        let measured = match transport {
-            Some(transport) => ours(shop, address, transport, result, subject),
-            None => nbdkit(shop, result, subject),
-        };
-        match measured {
-            Err(error) if error.is_interrupt() => return Err(error),
-            Err(error) => result.skip(&format!("block device: {subject}"), &error.to_string()),
-            Ok(()) => {}
-        }
+/// What is compared, and the transport of ours.
+pub const SUBJECTS: [(&str, Option<&str>); 3] = [(RDMA, Some("rdma")), (TCP, Some("tcp")), (NBDKIT, None)];
+
+/// Measures one of the [`SUBJECTS`].
+pub fn measure(
+    shop: &Workshop,
+    address: IpAddr,
+    (subject, transport): (&str, Option<&'static str>),
+    result: &mut StudyResult,
+) -> Result<(), HarnessError> {
+    match transport {
+        Some(transport) => ours(shop, address, transport, result, subject),
+        None => nbdkit(shop, result, subject),
     }
-    Ok(())
 }
 
 fn device_size() -> Size {

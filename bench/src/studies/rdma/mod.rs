@@ -111,7 +111,9 @@ impl Study for RdmaStudy {
             |()| place.clone(),
             |round, (), result| {
                 let found = match &context.rdma_device {
-                    Some(device) => Trial { device: device.clone(), quick: context.quick }.run(&context.shop)?,
+                    Some(device) => {
+                        Trial { device: device.clone(), quick: context.quick, end: None }.run(&context.shop)?
+                    }
                     None => in_guest(&context.shop, &mut guest, context.quick)?,
                 };
                 merge(result, round, found);
