@@ -158,7 +158,17 @@ impl Guest {
     fn assert_done(&self, script: &str, said: &Said) {
         let Said { status, output, errors } = said;
         let complaints = self.machine.complaints();
-        assert_eq!(*status, 0, "{script}\nstdout: {output}\nstderr: {errors}\nthe kernel: {complaints:#?}");
+        let logs = if *status == 0 { String::new() } else { self.logs() };
+        assert_eq!(
+            *status, 0,
+            "{script}\nstdout: {output}\nstderr: {errors}\nthe kernel: {complaints:#?}\nour logs: {logs}"
+        );
+    }
+
+    /// What our processes in the guest logged at last, as far as the guest still answers.
+    fn logs(&self) -> String {
+        let script = self.script("spillway status; tail -n 60 /run/spillway/*.log");
+        self.machine.run(&script, WITHIN).map_or_else(|failure| failure.to_string(), |said| said.output)
     }
 
     /// The folder that guest and host share; `/share` there.
