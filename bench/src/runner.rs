@@ -87,6 +87,7 @@ fn run_one(study: &dyn Study, context: &Context, results: &Path, report: &mut Re
         report.push(&result);
         report.write(results)?;
         println!("{}", table::document(&result));
+        eprintln!("{}: the report is {}", study.name(), results.join(format!("{}.md", study.name())).display());
     }
     outcome
 }

@@ -87,3 +87,18 @@ fn help_names_every_choice() {
         assert!(!text.contains("--tiny"), "what is for tests only is not shown");
     }
 }
+
+#[test]
+fn a_run_over_an_rdma_device_that_is_not_there_writes_a_report_that_says_so() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let place = directory.path().to_str().unwrap();
+    // Root is needed; the product is not, as the device is looked for first.
+    let run = ["run", "--only", "rdma", "--device", "no-such-device", "--rounds", "1"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
+    let output = command.args(run).args(["--directory", place, "--results", place]).output().unwrap();
+    let messages = String::from_utf8(output.stderr).unwrap();
+    let report = directory.path().join("rdma.md");
+    assert!(output.status.success() && messages.contains(report.to_str().unwrap()), "{messages}");
+    let text = std::fs::read_to_string(report).unwrap();
+    assert!(text.contains("Left out") && text.contains("no-such-device"), "{text}");
+}
