@@ -166,7 +166,7 @@ impl Guest {
     }
 
     /// What our processes in the guest logged at last, as far as the guest still answers.
-    fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         let script = self.script("spillway status; tail -n 60 /run/spillway/*.log");
         self.machine.run(&script, WITHIN).map_or_else(|failure| failure.to_string(), |said| said.output)
     }

@@ -96,6 +96,10 @@ impl Machines {
         let end = Instant::now() + WITHIN;
         loop {
             let device = self.borrower.device();
+            let are_right = |donor: &Value| donor["wrong_pages"] == 0;
+            let all_right = device["donors"].as_array().is_some_and(|donors| donors.iter().all(are_right));
+            let is_exact = device["pages_lost"] == 0 && all_right;
+            assert!(is_exact, "{what}: a page was lost or wrong: {device:#}\n{}", self.borrower.logs());
             if is_there(&device) {
                 return device;
             }
