@@ -134,6 +134,10 @@ pub const RDMA_TIMEOUT_EXPONENT: u8 = 16;
 /// count, 7, soft-RoCE never gives up.
 pub const RDMA_RETRIES: u8 = 3;
 
+/// Soft-RoCE sends nothing again: after it has, it may say of a READ that it succeeded, which it did not
+/// (`docs/rdma.md`). A lost packet breaks the queue pair, after about as long as the others are waited for: 1.07 s.
+pub const SOFT_ROCE_TIMEOUT_EXPONENT: u8 = 18;
+
 /// Reads of one RDMA connection in flight on the network, a usual limit of adapters; others wait in the device.
 pub const RDMA_READS_IN_FLIGHT_MAX: u8 = 16;
 

@@ -17,7 +17,9 @@ use spillway_sys::verbs::{
 use crate::buffer_pool::BufferPool;
 use crate::control::host::random_bytes;
 use crate::endpoint::Endpoint;
-use crate::limits::{QUEUE_DEPTH_MAX, RDMA_READS_IN_FLIGHT_MAX, RDMA_RETRIES, RDMA_TIMEOUT_EXPONENT};
+use crate::limits::{
+    QUEUE_DEPTH_MAX, RDMA_READS_IN_FLIGHT_MAX, RDMA_RETRIES, RDMA_TIMEOUT_EXPONENT, SOFT_ROCE_TIMEOUT_EXPONENT,
+};
 
 /// Why pages cannot travel by RDMA here.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +71,13 @@ pub struct RdmaPort {
     lid: u16,
     reads_in: u8,
     reads_out: u8,
+    timing: Timing,
 }
 
 /// How long a connection waits for its peer's device.
 const TIMING: Timing = Timing { timeout_exponent: RDMA_TIMEOUT_EXPONENT, retries: RDMA_RETRIES };
+/// The same over soft-RoCE.
+const TIMING_SOFT_ROCE: Timing = Timing { timeout_exponent: SOFT_ROCE_TIMEOUT_EXPONENT, retries: 0 };
 
 /// A queue pair that is not connected, and what the other end needs to know of it.
 #[derive(Debug)]
@@ -99,9 +104,12 @@ impl RdmaPort {
         let device = Device::open(&address.device)?;
         let (mtu, lid) = device.port(address.port).map_err(RdmaUnavailable::System)?;
         let (reads_in, reads_out) = device.reads_max().map_err(RdmaUnavailable::System)?;
+        let is_soft = device.is_soft_roce().map_err(RdmaUnavailable::System)?;
+        let timing = if is_soft { TIMING_SOFT_ROCE } else { TIMING };
         let domain = ProtectionDomain::new(device).map_err(RdmaUnavailable::System)?;
         let bounded = |reads: u8| reads.min(RDMA_READS_IN_FLIGHT_MAX);
-        Ok(Self { ip, address, domain, mtu, lid, reads_in: bounded(reads_in), reads_out: bounded(reads_out) })
+        let (reads_in, reads_out) = (bounded(reads_in), bounded(reads_out));
+        Ok(Self { ip, address, domain, mtu, lid, reads_in, reads_out, timing })
     }
 
     /// The device's name.
@@ -155,7 +163,7 @@ impl Unconnected {
     /// Connects it to the other end; with `serve` it answers requests.
     pub fn connect(mut self, peer: &Endpoint, serve: bool) -> io::Result<Connection> {
         let route = self.endpoint.route_to(peer, self.port.address.port, self.port.address.index);
-        self.connection.connect(&route, TIMING, serve)?;
+        self.connection.connect(&route, self.port.timing, serve)?;
         Ok(self.connection)
     }
 }

@@ -38,6 +38,19 @@ use crate::tcp::TcpQueuePair;
 /// `IBV_WC_LOC_PROT_ERR`): another connection would be refused as well.
 const REFUSED: [u32; 3] = [10, 9, 4];
 
+/// The request was cut off with its connection (`IBV_WC_WR_FLUSH_ERR`).
+const CUT_OFF: u32 = 5;
+
+/// How many of these completions to look at. A connection breaks by a request that failed, and those after it are cut
+/// off. Where none failed before the first that was cut off, the one before it may have: soft-RoCE calls some of them
+/// successes (`docs/rdma.md`). So that one counts as not ended, and is posted again.
+fn trusted(ended: &[Ended]) -> usize {
+    match ended.iter().position(|one| one.status != 0) {
+        Some(first) if first > 0 && ended[first].status == CUT_OFF => first - 1,
+        _ => ended.len(),
+    }
+}
+
 /// How the connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -203,7 +216,8 @@ impl RdmaQueuePair {
                     Err(_) => return Outcome::Broke,
                 };
             }
-            for one in &ended[..came] {
+            let trusted = trusted(&ended[..came]);
+            for one in &ended[..trusted] {
                 match one.status {
                     0 => {
                         self.end(one, now, complete);
@@ -212,6 +226,9 @@ impl RdmaQueuePair {
                     status if REFUSED.contains(&status) => return Outcome::Refused,
                     _ => return Outcome::Broke,
                 }
+            }
+            if trusted < came {
+                return Outcome::Broke;
             }
             if came < COMPLETIONS_PER_POLL && !was_early {
                 return Outcome::Fine;
@@ -357,5 +374,23 @@ impl QueuePair for RdmaQueuePair {
             self.break_off();
         }
         self.is_reset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_success_right_before_what_was_cut_off_is_not_believed() {
+        let of = |statuses: &[u32]| -> usize {
+            let ended: Vec<Ended> = statuses.iter().map(|status| Ended { number: 0, status: *status }).collect();
+            trusted(&ended)
+        };
+        assert_eq!([of(&[]), of(&[0, 0]), of(&[0, 0, CUT_OFF, CUT_OFF]), of(&[0, CUT_OFF])], [0, 2, 1, 0]);
+        assert_eq!(of(&[CUT_OFF, CUT_OFF]), 2, "there is nothing before it here");
+        for status in [4, 9, 10, 12] {
+            assert_eq!(of(&[0, status, CUT_OFF]), 3, "it failed, and those before it did not");
+        }
     }
 }

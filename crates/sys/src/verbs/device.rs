@@ -164,6 +164,9 @@ pub fn addresses() -> Result<Vec<PortAddress>, VerbsError> {
     Ok(found)
 }
 
+/// The vendor that soft-RoCE names (`RXE_VENDOR_ID` of the kernel's `rxe_param.h`).
+const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
+
 impl Device {
     /// Opens the device of this name.
     pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
@@ -220,12 +223,22 @@ impl Device {
 
     /// How many reads one connection may have in flight here: as the one that answers, and as the one that asks.
     pub fn reads_max(&self) -> io::Result<(u8, u8)> {
+        let attributes = self.attributes()?;
+        let bounded = |count: c_int| count.clamp(1, u8::MAX.into()) as u8;
+        Ok((bounded(attributes.max_qp_rd_atom), bounded(attributes.max_qp_init_rd_atom)))
+    }
+
+    /// Whether it is soft-RoCE.
+    pub fn is_soft_roce(&self) -> io::Result<bool> {
+        Ok(self.attributes()?.vendor_id == SOFT_ROCE_VENDOR)
+    }
+
+    fn attributes(&self) -> io::Result<DeviceAttributes> {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attributes: DeviceAttributes = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and the structure ours to be written.
         check(unsafe { (self.library.query_device)(self.context.as_ptr(), &raw mut attributes) })?;
-        let bounded = |count: c_int| count.clamp(1, u8::MAX.into()) as u8;
-        Ok((bounded(attributes.max_qp_rd_atom), bounded(attributes.max_qp_init_rd_atom)))
+        Ok(attributes)
     }
 }
 

@@ -262,7 +262,8 @@ pub(super) struct PortAttributes {
 pub(super) struct DeviceAttributes {
     pub(super) fw_ver: [c_char; 64],
     pub(super) guids_and_sizes: [u64; 4],
-    pub(super) versions: [u32; 3],
+    pub(super) vendor_id: u32,
+    pub(super) versions: [u32; 2],
     pub(super) max_qp: c_int,
     pub(super) max_qp_wr: c_int,
     pub(super) device_cap_flags: c_uint,
@@ -340,7 +341,7 @@ layouts! {
     PortAttributes = "ibv_port_attr", 52, {
         active_mtu at 8 as "active_mtu", lid at 34 as "lid", link_layer at 46 as "link_layer" };
     DeviceAttributes = "ibv_device_attr", 232, {
-        max_qp_wr at 112 as "max_qp_wr", max_cqe at 132 as "max_cqe", max_qp_rd_atom at 144 as "max_qp_rd_atom",
+        vendor_id at 96 as "vendor_id", max_qp_wr at 112 as "max_qp_wr", max_cqe at 132 as "max_cqe", max_qp_rd_atom at 144 as "max_qp_rd_atom",
         max_qp_init_rd_atom at 156 as "max_qp_init_rd_atom", phys_port_cnt at 227 as "phys_port_cnt" };
     GidEntry = "ibv_gid_entry", 32, {
         gid_index at 16 as "gid_index", port_num at 20 as "port_num", gid_type at 24 as "gid_type",
