@@ -1,16 +1,13 @@
 //! The donor's listening sockets.
-//!
-//! A killed donor leaves its UNIX socket's file behind. A file behind which no donor answers is replaced; one where a
-//! donor answers is an error, and so is anything that is not a socket.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::net::{Shutdown, shutdown, sockopt};
+use spillway_sys::socket_file::{Admitted, SocketFile, SocketFileError};
 
 use crate::config::{DonorError, resolve};
 use crate::connections::Source;
@@ -22,13 +19,6 @@ pub enum Listener {
     Tcp(TcpListener),
     /// On this host, with its file.
     Unix(UnixListener, SocketFile),
-}
-
-/// The file of a UNIX socket; removed on drop if it is still ours.
-#[derive(Debug)]
-pub struct SocketFile {
-    path: PathBuf,
-    inode: u64,
 }
 
 /// Who connected.
@@ -52,13 +42,14 @@ impl Listener {
 
     /// Listens at `path`. Without a key only this user may connect; with one, the key decides.
     pub fn unix(path: &Path, has_key: bool) -> Result<Self, DonorError> {
-        clear_stale(path)?;
-        let error = |source| DonorError::Listen { address: format!("unix:{}", path.display()), source };
-        let listener = UnixListener::bind(path).map_err(error)?;
-        let inode = std::fs::metadata(path).map_err(error)?.ino();
-        let file = SocketFile { path: path.to_owned(), inode };
-        let mode = if has_key { 0o666 } else { 0o600 };
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(error)?;
+        let admitted = if has_key { Admitted::Everyone } else { Admitted::Owner };
+        let (listener, file) = SocketFile::listen(path, admitted).map_err(|error| match error {
+            SocketFileError::NotASocket(path) => DonorError::NotASocket(path),
+            SocketFileError::Answered(path) => DonorError::AlreadyRunning(path),
+            SocketFileError::System { path, source } => {
+                DonorError::Listen { address: format!("unix:{}", path.display()), source }
+            }
+        })?;
         Ok(Self::Unix(listener, file))
     }
 
@@ -73,7 +64,7 @@ impl Listener {
             Self::Unix(listener, file) => {
                 let (stream, _): (UnixStream, _) = listener.accept()?;
                 let user = sockopt::socket_peercred(&stream)?.uid.as_raw();
-                let name = format!("unix:{}", file.path.display());
+                let name = format!("unix:{}", file.path().display());
                 Ok((stream.into(), Peer { name, source: Source::User(user) }))
             }
         }
@@ -91,7 +82,7 @@ impl Listener {
     pub fn unix_path(&self) -> Option<&Path> {
         match self {
             Self::Tcp(_) => None,
-            Self::Unix(_, file) => Some(&file.path),
+            Self::Unix(_, file) => Some(file.path()),
         }
     }
 
@@ -111,33 +102,10 @@ impl AsFd for Listener {
     }
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if std::fs::metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
-            // A file that cannot be removed is replaced by the next donor.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Removes the socket of a donor that was killed.
-fn clear_stale(path: &Path) -> Result<(), DonorError> {
-    let error = |source| DonorError::Listen { address: format!("unix:{}", path.display()), source };
-    let metadata = match std::fs::symlink_metadata(path) {
-        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(()),
-        metadata => metadata.map_err(error)?,
-    };
-    if !metadata.file_type().is_socket() {
-        return Err(DonorError::NotASocket(path.to_owned()));
-    }
-    match UnixStream::connect(path) {
-        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(error),
-        _ => Err(DonorError::AlreadyRunning(path.to_owned())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -147,7 +115,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "as after a kill");
         let listener = Listener::unix(&path, false).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(matches!(Listener::unix(&path, false), Err(DonorError::AlreadyRunning(_))));
         drop(listener);
         assert!(!path.exists());
@@ -161,17 +129,6 @@ mod tests {
         assert!(matches!(Listener::unix(&path, false), Err(DonorError::NotASocket(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
         assert!(matches!(Listener::unix(Path::new("/nowhere/donor.sock"), false), Err(DonorError::Listen { .. })));
-    }
-
-    #[test]
-    fn a_socket_that_took_our_place_is_not_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("donor.sock");
-        let ours = Listener::unix(&path, true).unwrap();
-        std::fs::rename(&path, directory.path().join("moved")).unwrap();
-        let _theirs = UnixListener::bind(&path).unwrap();
-        drop(ours);
-        assert!(path.exists());
     }
 
     #[test]

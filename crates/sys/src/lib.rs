@@ -31,6 +31,7 @@
 //! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
+//! - [`socket_file`]: a UNIX socket that listens at a path.
 //! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -67,6 +68,7 @@ pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;
 pub mod skipping;
+pub mod socket_file;
 pub mod swap;
 pub mod taken_descriptor;
 pub mod thread_times;

@@ -5,16 +5,15 @@
 //! insists.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown, sockopt};
+use spillway_sys::socket_file::{Admitted, SocketFile, SocketFileError};
 
 use crate::front_end::FrontEndError;
 use crate::limits::{NBD_KEEPALIVE_IDLE, NBD_KEEPALIVE_INTERVAL, NBD_KEEPALIVE_PROBES_MAX, NBD_SEND_BUFFER_BYTES};
@@ -61,7 +60,7 @@ impl fmt::Display for NbdAddress {
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
-    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+    Unix(UnixListener, SocketFile),
 }
 
 impl Listener {
@@ -94,20 +93,26 @@ impl Listener {
     }
 
     fn unix(path: &Path) -> Result<Self, FrontEndError> {
-        let context = || FrontEndError::system(format!("cannot listen at unix:{}", path.display()));
-        clear_stale(path)?;
-        let listener = UnixListener::bind(path).map_err(context())?;
-        let listener =
-            Self::Unix { listener, path: path.to_owned(), inode: fs::metadata(path).map_err(context())?.ino() };
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(context())?;
-        Ok(listener)
+        let (listener, file) = SocketFile::listen(path, Admitted::Owner).map_err(|error| match error {
+            SocketFileError::NotASocket(path) => {
+                FrontEndError::Invalid(format!("{} is no socket; name another path with --listen", path.display()))
+            }
+            SocketFileError::Answered(path) => FrontEndError::Busy(format!(
+                "somebody listens at {} already; name another path with --listen",
+                path.display()
+            )),
+            SocketFileError::System { path, source } => {
+                FrontEndError::system(format!("cannot listen at unix:{}", path.display()))(source)
+            }
+        })?;
+        Ok(Self::Unix(listener, file))
     }
 
     /// Where clients find it, as they take it.
     pub(super) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => Ok(format!("nbd://{}", listener.local_addr()?)),
-            Self::Unix { path, .. } => Ok(format!("nbd+unix:///?socket={}", path.display())),
+            Self::Unix(_, file) => Ok(format!("nbd+unix:///?socket={}", file.path().display())),
         }
     }
 
@@ -138,11 +143,8 @@ impl Listener {
     pub(super) fn close(&self) {
         // It fails only on a socket that was shut down already.
         let _ = shutdown(self, Shutdown::Both);
-        if let Self::Unix { path, inode, .. } = self
-            && fs::metadata(path).is_ok_and(|metadata| metadata.ino() == *inode)
-        {
-            // A file that cannot be removed is replaced by the next server.
-            let _ = fs::remove_file(path);
+        if let Self::Unix(_, file) = self {
+            file.remove();
         }
     }
 }
@@ -151,7 +153,7 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
-            Self::Unix { listener, .. } => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
         }
     }
 }
@@ -162,25 +164,12 @@ impl Drop for Listener {
     }
 }
 
-/// Removes the socket of a server that was killed.
-fn clear_stale(path: &Path) -> Result<(), FrontEndError> {
-    let context = || FrontEndError::system(format!("cannot listen at unix:{}", path.display()));
-    let metadata = match fs::symlink_metadata(path) {
-        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(()),
-        metadata => metadata.map_err(context())?,
-    };
-    let shown = path.display();
-    if !metadata.file_type().is_socket() {
-        return Err(FrontEndError::Invalid(format!("{shown} is no socket; name another path with --listen")));
-    }
-    match UnixStream::connect(path) {
-        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(context()),
-        _ => Err(FrontEndError::Busy(format!("somebody listens at {shown} already; name another path with --listen"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     fn unix(path: &Path) -> Result<Vec<Listener>, FrontEndError> {
@@ -215,7 +204,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "as after a kill");
         let listeners = unix(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(matches!(unix(&path), Err(FrontEndError::Busy(_))));
         let _client = UnixStream::connect(&path).unwrap();
         // A check whether a server listens was a client too.
