@@ -286,6 +286,9 @@ fn describe_donor(text: &mut String, item: &Item) {
     if let Some(url) = item.report.get("metrics").and_then(Value::as_str) {
         let _ = writeln!(text, "  metrics: {url}");
     }
+    if let Some(path) = item.report.get("web_socket").and_then(Value::as_str) {
+        let _ = writeln!(text, "  metrics: curl --unix-socket {path} http://localhost/metrics");
+    }
     if item.report.get("donor").is_none_or(Value::is_null) {
         return;
     }

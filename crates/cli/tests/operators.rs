@@ -2,6 +2,7 @@
 //!
 //! - `operators/metrics.rs`: scrapes of an agent; `operators/live_view.rs`: the terminal view.
 //! - `operators/page.rs`: the agent's page in a browser.
+//! - `operators/page_socket.rs`: the same over a UNIX socket.
 //! - `operators/pseudo_terminal.rs`: a program on a terminal of its own, and what its screen shows.
 //! - `operators/reloads.rs`: an agent whose configuration changes while it runs.
 //! - `operators/setup.rs`: a machine's first configuration, at a terminal and from a script.
@@ -18,6 +19,7 @@ mod operators {
     mod live_view;
     mod metrics;
     mod page;
+    mod page_socket;
     mod pseudo_terminal;
     mod reloads;
     mod setup;

@@ -25,6 +25,7 @@ use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;
 use crate::size::Size;
+use crate::web_server::WebAddress;
 
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,9 @@ pub(crate) enum ConfigurationError {
          write insecure_listen = true beside it if that is meant, or an address of 127.0.0.1"
     )]
     OpenMetrics(SocketAddr),
+    /// A group for a socket that is not there.
+    #[error("[metrics] group is for a UNIX socket; write listen = \"unix:/run/spillway/page.sock\" beside it")]
+    GroupWithoutSocket,
 }
 
 /// The agent's roles.
@@ -95,9 +99,12 @@ pub(crate) struct Configuration {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MetricsRole {
-    /// Where it listens.
-    #[serde(default = "default_metrics_address", deserialize_with = "socket_address")]
-    pub(crate) listen: SocketAddr,
+    /// Where it listens; one address or several.
+    #[serde(default = "default_metrics_addresses", deserialize_with = "web_addresses")]
+    pub(crate) listen: Vec<WebAddress>,
+    /// The group whose users may connect to its UNIX socket, by name or number. Without it only the agent's own user.
+    #[serde(default)]
+    pub(crate) group: Option<String>,
     /// Also where other machines can connect.
     #[serde(default)]
     insecure_listen: bool,
@@ -182,14 +189,26 @@ fn default_name() -> String {
 }
 
 /// Beside the donor's port, which is 7070.
-fn default_metrics_address() -> SocketAddr {
-    SocketAddr::from((Ipv4Addr::LOCALHOST, 7071))
+fn default_metrics_addresses() -> Vec<WebAddress> {
+    vec![WebAddress::Network(SocketAddr::from((Ipv4Addr::LOCALHOST, 7071)))]
 }
 
-fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let mistake = || format!("'{text}' is no address; write IP:PORT, such as {}", default_metrics_address());
-    text.parse().map_err(|_| serde::de::Error::custom(mistake()))
+/// One text, or a list of them.
+fn web_addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<WebAddress>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "an address is a text, or a list of texts")]
+    enum Texts {
+        One(String),
+        Several(Vec<String>),
+    }
+    let texts = match Texts::deserialize(deserializer)? {
+        Texts::One(text) => vec![text],
+        Texts::Several(texts) if texts.is_empty() => {
+            return Err(serde::de::Error::custom("[metrics] listen names no address; leave it out for 127.0.0.1:7071"));
+        }
+        Texts::Several(texts) => texts,
+    };
+    texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
 }
 
 fn default_slab_size() -> Size {
@@ -268,6 +287,21 @@ impl DonorRole {
     }
 }
 
+impl MetricsRole {
+    fn check(&self) -> Result<(), ConfigurationError> {
+        let open = self.listen.iter().find_map(|address| match address {
+            WebAddress::Network(address) if !address.ip().is_loopback() => Some(*address),
+            _ => None,
+        });
+        match open {
+            Some(address) if !self.insecure_listen => return Err(ConfigurationError::OpenMetrics(address)),
+            _ => {}
+        }
+        let has_socket = self.listen.iter().any(|address| matches!(address, WebAddress::Socket(_)));
+        if self.group.is_some() && !has_socket { Err(ConfigurationError::GroupWithoutSocket) } else { Ok(()) }
+    }
+}
+
 impl Configuration {
     /// The key file that the roles name.
     pub(crate) fn key(&self) -> Option<PathBuf> {
@@ -306,10 +340,8 @@ impl Configuration {
         }
         match &configuration.metrics {
             None if !has_role => Err(ConfigurationError::NoRole(paths)),
-            Some(metrics) if !metrics.listen.ip().is_loopback() && !metrics.insecure_listen => {
-                Err(ConfigurationError::OpenMetrics(metrics.listen))
-            }
-            _ => Ok(configuration),
+            Some(metrics) => metrics.check().map(|()| configuration),
+            None => Ok(configuration),
         }
     }
 }
@@ -457,10 +489,24 @@ mod tests {
 
     #[test]
     fn metrics_stay_on_this_machine_unless_told_twice() {
-        let metrics =
-            |text: &str| parse(&[text]).map(|configuration| configuration.metrics.unwrap().listen.to_string());
+        let metrics = |text: &str| {
+            let listen = parse(&[text])?.metrics.unwrap().listen;
+            Ok::<_, String>(listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
         assert_eq!(metrics("[metrics]\n").unwrap(), "127.0.0.1:7071");
         assert_eq!(metrics("[metrics]\nlisten = \"[::1]:9\"\n").unwrap(), "[::1]:9");
+        let two = "[metrics]\ngroup = \"adm\"\nlisten = [\"127.0.0.1:9\", \"unix:/run/page.sock\"]\n";
+        assert_eq!(metrics(two).unwrap(), "127.0.0.1:9 unix:/run/page.sock");
+        for (text, expected) in [
+            ("listen = [\"unix:/run/page.sock\", \"0.0.0.0:9\"]", "0.0.0.0:9"),
+            ("group = \"adm\"", "unix:/run/spillway/page.sock"),
+            ("listen = []", "names no address"),
+            ("listen = 7071", "a list of texts"),
+            ("listen = \"unix:page.sock\"", "unix:/PATH"),
+        ] {
+            let error = metrics(&format!("[metrics]\n{text}\n")).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
         for open in ["0.0.0.0:9", "10.0.0.1:9", "[::]:9"] {
             let text = format!("[metrics]\nlisten = \"{open}\"\n");
             let error = metrics(&text).unwrap_err();

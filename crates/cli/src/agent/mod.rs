@@ -144,8 +144,9 @@ fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cl
             "donor": donor.map(DonorService::status),
             "sandbox": donor.map(DonorService::sandbox),
             "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
-            "metrics": web.map(Web::metrics_url),
+            "metrics": web.and_then(Web::metrics_url),
             "page": web.and_then(Web::page_url),
+            "web_socket": web.and_then(Web::socket),
         })),
         Question::Cluster => match cluster {
             Some(cluster) => Answer::status(&cluster.service.view()),

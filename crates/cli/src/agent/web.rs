@@ -4,17 +4,20 @@
 //! Invariant: the thread ends with the agent's work, also when that panics.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
+use spillway_sys::socket_file::Admitted;
 
 use super::cluster::view::MemberView;
 use super::configuration::MetricsRole;
 use crate::donate::DonorService;
 use crate::failure::Failure;
 use crate::limits;
+use crate::machine::group;
 use crate::metrics::{self, Metrics};
 use crate::observation::{Observation, Thing};
 use crate::page::model::PageModel;
@@ -27,8 +30,6 @@ use crate::web_server::{Content, Request, WebServer};
 pub(super) struct Web {
     server: WebServer,
     has_page: bool,
-    /// Whether only this machine can connect.
-    is_local: bool,
     /// The cluster's machines, as the agent's work last saw them.
     members: Mutex<Option<Vec<MemberView>>>,
 }
@@ -36,29 +37,37 @@ pub(super) struct Web {
 impl Web {
     /// Listens where the configuration says.
     pub(super) fn bind(role: &MetricsRole) -> Result<Self, Failure> {
-        let server = WebServer::bind(role.listen).map_err(|error| {
-            Failure::during(
-                format_args!("[metrics] listen = \"{}\"", role.listen),
-                format_args!("{error}; name another port"),
-            )
-        })?;
-        let web =
-            Self { server, has_page: role.page, is_local: role.listen.ip().is_loopback(), members: Mutex::new(None) };
-        tracing::info!("metrics at {}", web.metrics_url());
-        if let Some(url) = web.page_url() {
-            tracing::info!("page at {url}");
+        let admitted = match &role.group {
+            Some(group) => {
+                Admitted::Group(group::number(group).map_err(|error| Failure::during("[metrics] group", error))?)
+            }
+            None => Admitted::Owner,
+        };
+        let server = WebServer::bind(&role.listen, admitted)
+            .map_err(|(address, why)| Failure::during(format_args!("[metrics] listen = \"{address}\""), why))?;
+        let web = Self { server, has_page: role.page, members: Mutex::new(None) };
+        for url in [web.metrics_url(), web.page_url()].into_iter().flatten() {
+            tracing::info!("answers at {url}");
+        }
+        if let Some(path) = web.socket() {
+            tracing::info!("answers at unix:{}", path.display());
         }
         Ok(web)
     }
 
-    /// Where metrics are.
-    pub(super) fn metrics_url(&self) -> String {
+    /// Where metrics are, if a network address has them.
+    pub(super) fn metrics_url(&self) -> Option<String> {
         self.server.url(metrics::PATH)
     }
 
-    /// Where the page is, if there is one.
+    /// Where the page is, if there is one and a network address has it.
     pub(super) fn page_url(&self) -> Option<String> {
-        self.has_page.then(|| self.server.url("/"))
+        self.server.url("/").filter(|_| self.has_page)
+    }
+
+    /// The UNIX socket that has the same, if there is one.
+    pub(super) fn socket(&self) -> Option<&Path> {
+        self.server.socket()
     }
 
     /// The cluster's machines now.
@@ -132,7 +141,7 @@ impl<'a> Answers<'a> {
         if !self.web.has_page {
             return Err(self.signpost());
         }
-        if self.web.is_local && !request.host.is_none_or(is_this_machine) {
+        if request.is_local && !request.host.is_none_or(is_this_machine) {
             return Err("this page is for browsers that name it by its address or as localhost".to_owned());
         }
         match part {
@@ -198,6 +207,8 @@ mod tests {
         let at = |address: &str| role(&format!("listen = \"{address}\""));
         let error = Web::bind(&at(&taken.local_addr().unwrap().to_string())).unwrap_err().to_string();
         assert!(error.contains("[metrics] listen") && error.contains("name another port"), "{error}");
+        let error = Web::bind(&role("listen = \"unix:/x\"\ngroup = \"no such group\"")).unwrap_err().to_string();
+        assert!(error.contains("[metrics] group") && error.contains("no such group"), "{error}");
         let web = Web::bind(&at("127.0.0.1:0")).unwrap();
         // It returns, so the thread has ended.
         assert_eq!(web.answered_during(&registry, None, || 7), 7);
@@ -207,9 +218,10 @@ mod tests {
     fn the_page_is_off_unless_configured_and_not_for_foreign_names() {
         let (_directory, registry) = Registry::temporary();
         let agent = || Thing::of_agent(json!({ "donor": null }));
-        let ask = |web: &Web, path, host| {
-            Answers::new(web, &registry, &agent).content(&Request { path, host }).map(|content| content.kind)
+        let ask_from = |web: &Web, path, host, is_local| {
+            Answers::new(web, &registry, &agent).content(&Request { path, host, is_local }).map(|content| content.kind)
         };
+        let ask = |web: &Web, path, host| ask_from(web, path, host, true);
         let off = Web::bind(&role("listen = \"127.0.0.1:0\"")).unwrap();
         for path in ["/", "/page.json", "/page.js"] {
             assert!(ask(&off, path, None).unwrap_err().contains("page = true"), "{path}");
@@ -222,6 +234,8 @@ mod tests {
         for host in ["evil.example", "evil.example:7071", "127.0.0.1.evil.example", "10.0.0.1:7071", ""] {
             assert!(ask(&on, "/page.json", Some(host)).is_err(), "{host}");
         }
+        let open = ask_from(&on, "/page.json", Some("node1:7071"), false);
+        assert_eq!(open, Ok("application/json"), "told twice that other machines may connect");
         assert!(ask(&on, "/metrics", Some("evil.example")).is_ok(), "as before: Prometheus may use any name");
         assert!(ask(&on, "/x", None).unwrap_err().contains("the page is at /"));
     }
