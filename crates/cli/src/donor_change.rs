@@ -16,6 +16,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::output;
 use crate::progress::Progress;
+use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
 use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, DonorChange, Question};
@@ -74,24 +75,28 @@ pub(crate) fn remove(among: Among, arguments: &RemoveDonorArguments) -> Result<(
     let address = arguments.address.to_string();
     ask(&found, &Question::Donor(DonorChange::Remove(address.clone())))?;
     let mut progress: Option<Progress> = None;
+    let mut line = ProgressLine::new(format!("removing donor {address}"), !arguments.output.json);
     loop {
         let report = status_socket::ask_status(&found.status_socket()).map_err(Failure::failed)?;
         let left_bytes = match departure(&report, &address) {
-            Departure::Gone => return tell(&arguments.output, &found, &arguments.address, "removed"),
+            Departure::Gone => {
+                drop(line);
+                return tell(&arguments.output, &found, &arguments.address, "removed");
+            }
             Departure::CalledOff => {
                 return Err(Failure::Failed(format!("the donor {address} is not removed: `add-donor` called it off")));
             }
             Departure::UnderWay { left_bytes } => left_bytes,
         };
         let now = Instant::now();
-        let progress = progress.get_or_insert_with(|| Progress::new(now, left_bytes));
-        if let Some(line) = progress.look(now, left_bytes) {
-            eprintln!("spillway: {line}");
-        }
+        let progress = progress.get_or_insert_with(|| Progress::new("moved", now, left_bytes));
+        progress.look(now, left_bytes);
+        line.show_bytes(now, progress);
         if progress.rest(now) >= limits::MOVE_STALL_MAX {
             return Err(stalled(&found, &address, left_bytes));
         }
         if let Some(signal) = interruption.signal() {
+            drop(line);
             eprintln!("spillway: the removal goes on; `spillway status` shows it, and `add-donor` calls it off");
             return Err(Failure::Interrupted(signal));
         }

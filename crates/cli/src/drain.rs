@@ -25,6 +25,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::output;
 use crate::progress::Progress;
+use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
 use crate::size::human;
 
@@ -41,17 +42,18 @@ pub(crate) fn execute(arguments: &DrainArguments) -> Result<(), Failure> {
         return target.tell(arguments, "lending", &format!("lends again, up to {}", human(answer.quota_bytes)));
     }
     let mut answer = target.order(DrainOrder::Drain)?;
-    let mut progress = Progress::new(Instant::now(), answer.lent_bytes);
+    let mut progress = Progress::new("moved", Instant::now(), answer.lent_bytes);
+    let mut line = ProgressLine::new(format!("draining {}", target.name), !arguments.output.json);
     let mut heard = Instant::now();
     while answer.lent_bytes > 0 {
         let now = Instant::now();
-        if let Some(line) = progress.look(now, answer.lent_bytes) {
-            eprintln!("spillway: {line}");
-        }
+        progress.look(now, answer.lent_bytes);
+        line.show_bytes(now, &progress);
         if progress.rest(now) >= limits::MOVE_STALL_MAX {
             return Err(target.stalled(&answer));
         }
         if let Some(signal) = interruption.signal() {
+            drop(line);
             eprintln!("spillway: {} goes on draining; `spillway drain --undo` ends that", target.name);
             return Err(Failure::Interrupted(signal));
         }
@@ -63,6 +65,7 @@ pub(crate) fn execute(arguments: &DrainArguments) -> Result<(), Failure> {
             Err(failure) => return Err(failure),
         }
     }
+    drop(line);
     target.tell(arguments, "drained", "is empty and lends nothing; `spillway drain --undo` has it lend again")
 }
 

@@ -11,6 +11,8 @@
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
 //!   [`uninstall_check`]: what is left of all that.
+//! - [`progress`]: how far something is, shown by [`progress_line`]; [`refill`]: waiting for copies that are missing.
+//! - [`log_writer`]: the log, for the journal too; [`state_changes`]: what it says of a device.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
 //!   [`page`]: in a browser, from the agent's [`web_server`].
 
@@ -35,6 +37,7 @@ mod generated_files;
 mod interruption;
 mod key_command;
 mod limits;
+mod log_writer;
 mod machine;
 mod machine_weight;
 mod mend;
@@ -46,12 +49,15 @@ mod own_donors;
 mod page;
 mod prefetch_report;
 mod progress;
+mod progress_line;
+mod refill;
 mod registry;
 mod run;
 mod sandbox;
 mod setup;
 mod size;
 mod sizing;
+mod state_changes;
 mod status;
 mod status_socket;
 mod staying_report;
@@ -94,11 +100,11 @@ fn main() -> ExitCode {
     // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its
     // `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
-    log_to_stderr();
+    log_writer::start();
     match execute(Arguments::parse().command, io_flusher) {
         Ok(ending) => end(ending),
         Err(failure) => {
-            eprintln!("spillway: {failure}");
+            eprintln!("{}spillway: {failure}", log_writer::prefix(tracing::Level::ERROR));
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);
             }
@@ -118,12 +124,6 @@ fn end(ending: Ending) -> ExitCode {
     }
 }
 
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("SPILLWAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-}
-
 fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, Failure> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
@@ -133,7 +133,12 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Swap(command) => swap_command::execute(&command)?,
         Command::Device(command) => device::command::execute(&command)?,
         Command::Donate(arguments) => donate::execute(&arguments)?,
-        Command::Status(output) => status::show(&output, None, &|_| true)?,
+        Command::Status(arguments) => {
+            if arguments.wait {
+                refill::wait(!arguments.output.json)?;
+            }
+            status::show(&arguments.output, None, &|_| true)?;
+        }
         Command::Cluster(output) => cluster_command::execute(&output)?,
         Command::Key(command) => key_command::execute(&command)?,
         Command::Drain(arguments) => drain::execute(&arguments)?,

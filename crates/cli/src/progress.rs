@@ -1,4 +1,7 @@
-//! How far moving of memory is, for people: "3.1 GiB of 4 GiB moved, 40 s left".
+//! How far something is that has an end, for people: "75 %: 3 GiB of 4 GiB moved, 10 s left". Decisions only;
+//! [`progress_line`](crate::progress_line) shows it.
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::time::{Duration, Instant};
 
@@ -8,34 +11,29 @@ use crate::size::human;
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct Progress {
+    /// What happens to the bytes, such as `moved`.
+    done: &'static str,
     began: Instant,
     total_bytes: u64,
     left_bytes: u64,
     /// When something moved last.
     moved: Instant,
-    /// When it was told last.
-    told: Option<Instant>,
 }
 
 impl Progress {
-    /// So much is to move.
-    pub(crate) fn new(now: Instant, total_bytes: u64) -> Self {
-        Self { began: now, total_bytes, left_bytes: total_bytes, moved: now, told: None }
+    /// So much is to be `done`.
+    pub(crate) fn new(done: &'static str, now: Instant, total_bytes: u64) -> Self {
+        Self { done, began: now, total_bytes, left_bytes: total_bytes, moved: now }
     }
 
-    /// So much is left. A line to print, but not too often.
-    pub(crate) fn look(&mut self, now: Instant, left_bytes: u64) -> Option<String> {
+    /// So much is left.
+    pub(crate) fn look(&mut self, now: Instant, left_bytes: u64) {
         if left_bytes != self.left_bytes {
             self.moved = now;
         }
         self.left_bytes = left_bytes;
-        // What was being lent when it began counts too.
+        // What came to it after the begin counts too.
         self.total_bytes = self.total_bytes.max(left_bytes);
-        let is_due = self.told.is_none_or(|told| now.saturating_duration_since(told) >= limits::PROGRESS_INTERVAL);
-        is_due.then(|| {
-            self.told = Some(now);
-            self.line(now)
-        })
     }
 
     /// How long nothing has moved.
@@ -43,18 +41,54 @@ impl Progress {
         now.saturating_duration_since(self.moved)
     }
 
-    fn line(&self, now: Instant) -> String {
-        let moved_bytes = self.total_bytes - self.left_bytes;
-        let so_far = format!("{} of {} moved", human(moved_bytes), human(self.total_bytes));
+    /// How long it will take, if the rest goes as fast as what is done went; nothing before anything is done.
+    pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
+        let elapsed = now.saturating_duration_since(self.began);
+        let done_bytes = self.total_bytes - self.left_bytes;
+        if done_bytes == 0 || elapsed.is_zero() {
+            return None;
+        }
+        // Finite: the divisor is at least one byte.
+        Some(elapsed.mul_f64(self.left_bytes as f64 / done_bytes as f64))
+    }
+
+    /// What is shown at this moment.
+    pub(crate) fn line(&self, now: Instant) -> String {
+        let done_bytes = self.total_bytes - self.left_bytes;
+        // Rounded down: only the end is 100 %.
+        let percentage =
+            if self.total_bytes == 0 { 100 } else { u128::from(done_bytes) * 100 / u128::from(self.total_bytes) };
+        let so_far = format!("{percentage} %: {} of {} {}", human(done_bytes), human(self.total_bytes), self.done);
         if self.rest(now) >= limits::MOVE_STALL_TOLD {
             return format!("{so_far}, nothing for {} s", self.rest(now).as_secs());
         }
-        let elapsed = now.saturating_duration_since(self.began).as_secs_f64();
-        if moved_bytes == 0 || elapsed == 0.0 {
-            return so_far;
+        match self.left(now) {
+            Some(left) => format!("{so_far}, {:.0} s left", left.as_secs_f64().ceil()),
+            None => so_far,
         }
-        let left_seconds = elapsed * self.left_bytes as f64 / moved_bytes as f64;
-        format!("{so_far}, {:.0} s left", left_seconds.ceil())
+    }
+}
+
+/// When a line that tells of progress is due.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    interval: Duration,
+    next: Instant,
+}
+
+impl Pace {
+    /// The first one is due when the work has taken [`limits::PROGRESS_BEGIN`]: what is shorter needs none.
+    pub(crate) fn new(now: Instant, interval: Duration) -> Self {
+        Self { interval, next: now + limits::PROGRESS_BEGIN }
+    }
+
+    /// Whether a line is due, which is then taken for told.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + self.interval;
+        }
+        is_due
     }
 }
 
@@ -67,23 +101,49 @@ mod tests {
     #[test]
     fn the_rest_is_reckoned_from_what_moved_so_far() {
         let start = Instant::now();
-        let mut progress = Progress::new(start, 4 * GIB);
-        assert_eq!(progress.look(start, 4 * GIB).unwrap(), "0 B of 4 GiB moved");
-        assert_eq!(progress.look(start + limits::PROGRESS_INTERVAL / 2, 3 * GIB), None, "told a moment ago");
+        let mut progress = Progress::new("moved", start, 4 * GIB);
+        assert_eq!((progress.line(start).as_str(), progress.left(start)), ("0 %: 0 B of 4 GiB moved", None));
         let later = start + Duration::from_secs(30);
-        assert_eq!(progress.look(later, GIB).unwrap(), "3 GiB of 4 GiB moved, 10 s left");
-        assert_eq!(progress.rest(later), Duration::ZERO);
+        progress.look(later, GIB);
+        assert_eq!(progress.line(later), "75 %: 3 GiB of 4 GiB moved, 10 s left");
+        assert_eq!((progress.left(later), progress.rest(later)), (Some(Duration::from_secs(10)), Duration::ZERO));
+        progress.look(later, 0);
+        assert_eq!(progress.line(later), "100 %: 4 GiB of 4 GiB moved, 0 s left");
+    }
+
+    #[test]
+    fn only_the_end_is_a_hundred_percent_and_nothing_to_do_is_done() {
+        let start = Instant::now();
+        let mut progress = Progress::new("moved", start, 4 * GIB);
+        progress.look(start, 1);
+        assert!(progress.line(start).starts_with("99 %"), "{}", progress.line(start));
+        let nothing = Progress::new("moved", start, 0);
+        assert_eq!(nothing.line(start), "100 %: 0 B of 0 B moved");
+        let huge = Progress::new("moved", start, u64::MAX);
+        assert!(huge.line(start).starts_with("0 %"));
     }
 
     #[test]
     fn a_stall_is_told_and_more_than_at_first_counts() {
         let start = Instant::now();
-        let mut progress = Progress::new(start, GIB);
+        let mut progress = Progress::new("moved", start, GIB);
         let later = start + limits::MOVE_STALL_TOLD;
-        let line = progress.look(later, GIB).unwrap();
+        progress.look(later, GIB);
+        let line = progress.line(later);
         assert!(line.contains("0 B of 1 GiB") && line.contains("nothing for"), "{line}");
         assert_eq!(progress.rest(later), limits::MOVE_STALL_TOLD);
-        let line = progress.look(later + limits::PROGRESS_INTERVAL, 2 * GIB).unwrap();
-        assert!(line.starts_with("0 B of 2 GiB moved"), "{line}");
+        progress.look(later, 2 * GIB);
+        let line = progress.line(later);
+        assert!(line.starts_with("0 %: 0 B of 2 GiB moved"), "{line}");
+    }
+
+    #[test]
+    fn the_first_line_waits_and_the_others_keep_their_distance() {
+        let (start, interval) = (Instant::now(), Duration::from_secs(5));
+        let mut pace = Pace::new(start, interval);
+        assert!(!pace.is_due(start), "it may be over in a moment");
+        let first = start + limits::PROGRESS_BEGIN;
+        assert!(pace.is_due(first) && !pace.is_due(first) && !pace.is_due(first + interval / 2));
+        assert!(pace.is_due(first + interval));
     }
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spillway_sys::swap::SwapDiscard;
 
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::swap_list;
+use crate::progress::Progress;
+use crate::progress_line::ProgressLine;
 use crate::size::human;
 
 /// The label in the header, for people who find it.
@@ -94,7 +95,7 @@ fn room(path: &Path, used_bytes: u64, kept_back_bytes: u64, memory: Memory) -> R
     })
 }
 
-/// Brings every page back and switches the area off, with a progress bar on a terminal. An area that is not on is off.
+/// Brings every page back and switches the area off, and may show how far that is. An area that is not on is off.
 pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
     let error = |source| SwapError::System {
         action: "swapoff",
@@ -113,7 +114,7 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
         let used_bytes = || Ok(swap_list::find(path)?.map(|area| area.used_bytes));
         let result = off_with_patience(|| spillway_sys::swap::off(path), used_bytes, Instant::now);
         done.store(true, Ordering::SeqCst);
-        // A bar that could not be drawn changes nothing.
+        // A line that could not be drawn changes nothing.
         let _ = watcher.join();
         result.map_err(error)
     })
@@ -149,18 +150,17 @@ fn off_with_patience(
     }
 }
 
-/// Draws how much came back, until `done`. Draws nothing when standard error is no terminal.
+/// Shows how much came back, until `done`.
 fn watch(path: &Path, used_bytes: u64, done: &AtomicBool) {
-    let bar = ProgressBar::with_draw_target(Some(used_bytes), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("bringing back {wide_bar} {bytes} of {total_bytes}, {eta} left") {
-        bar.set_style(style);
-    }
+    let mut progress = Progress::new("brought back", Instant::now(), used_bytes);
+    let mut line = ProgressLine::new("swap off", true);
     while !done.load(Ordering::SeqCst) {
-        let left = swap_list::find(path).ok().flatten().map_or(0, |area| area.used_bytes);
-        bar.set_position(used_bytes.saturating_sub(left));
+        let left_bytes = swap_list::find(path).ok().flatten().map_or(0, |area| area.used_bytes);
+        let now = Instant::now();
+        progress.look(now, left_bytes);
+        line.show_bytes(now, &progress);
         std::thread::sleep(limits::POLL_INTERVAL);
     }
-    bar.finish_and_clear();
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     let found = chosen(&registry, arguments.name.as_deref(), "swap device", &Item::is_swap)?;
     revive(&found)?;
-    bring_back(&found, &interruption)?;
+    bring_back(&found, &interruption, !arguments.output.json)?;
     stop_device_process(&found).map_err(Failure::Failed)?;
     mend::mend_left(&registry, &found)?;
     if arguments.output.json {
@@ -71,11 +71,11 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn bring_back(found: &Found, interruption: &Interruption) -> Result<(), Failure> {
+fn bring_back(found: &Found, interruption: &Interruption, show_progress: bool) -> Result<(), Failure> {
     let record = DeviceRecord::read(&found.path).and_then(|record| record.path);
     let path = record.ok_or_else(|| Failure::Failed(format!("the {} does not say where it is", found.title())))?;
     swap_area::check_room(&path, Reserve::kept_back_bytes(&found.path)).map_err(Failure::failed)?;
-    match swap_area::off(&path, true) {
+    match swap_area::off(&path, show_progress) {
         Ok(()) => Ok(()),
         Err(error) if error.is_interrupted() => {
             let signal = interruption.signal().unwrap_or(signal_hook::consts::SIGINT);

@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 86] = [
+const DECISIONS: [&str; 88] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",
@@ -288,6 +288,8 @@ const DECISIONS: [&str; 86] = [
     "crates/device/src/prefetch/asked.rs",
     "crates/device/src/prefetch/decide.rs",
     "crates/cli/src/metrics/ledger.rs",
+    "crates/cli/src/progress.rs",
+    "crates/cli/src/state_changes.rs",
     "crates/cli/src/top/model.rs",
     "crates/cli/src/page/events.rs",
     "crates/cli/src/page/model.rs",

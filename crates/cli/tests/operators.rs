@@ -1,5 +1,6 @@
 //! What operators look at: the agent's metrics and `spillway top`, with real donors and devices and without root.
 //!
+//! - `operators/changes.rs`: a donor that dies and comes back, in the log and on a terminal.
 //! - `operators/metrics.rs`: scrapes of an agent; `operators/live_view.rs`: the terminal view.
 //! - `operators/page.rs`: the agent's page in a browser.
 //! - `operators/page_socket.rs`: the same over a UNIX socket.
@@ -16,6 +17,7 @@
 mod support;
 
 mod operators {
+    mod changes;
     mod live_view;
     mod metrics;
     mod page;

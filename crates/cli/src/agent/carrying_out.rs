@@ -10,6 +10,7 @@ use super::reload::{Change, plan};
 use super::{Borrower, Cluster};
 use crate::donate::{self, DonorLimits, DonorService};
 use crate::failure::Failure;
+use crate::log_writer::CHANGES;
 
 /// What the agent works with.
 pub(super) struct Working<'a> {
@@ -53,7 +54,7 @@ impl Leaving {
         let panicked = |_| (None, Err(Failure::failed("giving swap back ended by a panic")));
         let (borrower, ended) = self.thread.join().map_or_else(panicked, |(borrower, ended)| (Some(borrower), ended));
         match &ended {
-            Ok(()) => tracing::info!("the swap device '{}' was given back", self.name),
+            Ok(()) => tracing::info!(target: CHANGES, "the swap device '{}' was given back", self.name),
             Err(failure) => {
                 tracing::warn!("the swap device '{}' stays on: {failure}; reload once more to try again", self.name);
             }

@@ -29,6 +29,7 @@ use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::{Interruption, ReloadRequest};
+use crate::log_writer::CHANGES;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::Reach;
 use crate::status::{self, Item};
@@ -251,12 +252,12 @@ impl Borrower {
             return;
         }
         if self.is_on_already(registry) {
-            tracing::info!("the swap device '{}' is on, and is this agent's from here on", self.role.name);
+            tracing::info!(target: CHANGES, "the swap device '{}' is on, and is this agent's from here on", self.role.name);
             self.on = true;
             return;
         }
         let tried = match self.arguments(cluster) {
-            Ok(Some(arguments)) => swap_command::execute(&SwapCommand::On(arguments)).map(|()| self.on = true),
+            Ok(Some(arguments)) => self.turn_on(arguments),
             Ok(None) => {
                 self.next_try = Instant::now() + SETTLING_LOOK_INTERVAL;
                 Ok(())
@@ -267,6 +268,13 @@ impl Borrower {
             tracing::warn!("no swap device yet: {failure}");
             self.next_try = Instant::now() + RETRY;
         }
+    }
+
+    fn turn_on(&mut self, arguments: SwapOnArguments) -> Result<(), Failure> {
+        swap_command::execute(&SwapCommand::On(arguments))?;
+        self.on = true;
+        tracing::info!(target: CHANGES, "the swap device '{}' is on", self.role.name);
+        Ok(())
     }
 
     /// The command that starts the device, with donors of the cluster if the configuration names none. `None` while

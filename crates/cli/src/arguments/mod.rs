@@ -5,6 +5,7 @@
 pub(crate) mod key;
 pub(crate) mod setup;
 pub(crate) mod sizing;
+pub(crate) mod status;
 pub(crate) mod top;
 pub(crate) mod trace;
 
@@ -32,6 +33,7 @@ use spillway_volume::settings::transport::TransportChoice;
 use self::key::KeyCommand;
 use self::setup::{SetupArguments, UninstallCheckArguments};
 use self::sizing::SizingArguments;
+use self::status::StatusArguments;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use crate::limits;
@@ -66,7 +68,7 @@ pub(crate) enum Command {
     /// Lend this machine's idle memory
     Donate(DonateArguments),
     /// Show every device, donor and run on this machine
-    Status(OutputArguments),
+    Status(StatusArguments),
     /// Show devices, runs and donors live: pages, latency, and what is degraded
     Top(TopArguments),
     /// Say how much memory a program needs, and what less of it costs

@@ -29,6 +29,7 @@ use super::serve;
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
+use crate::log_writer;
 use crate::machine::memory::Memory;
 use crate::machine::reserve::Reserve;
 use crate::own_donors::OwnDonors;
@@ -216,7 +217,7 @@ impl Keeper {
     fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
         let health = format!(
             "{died} too often and is not started any more; its pages are kept. See {}; `spillway swap off` and `kill -HUP {}` try again",
-            self.log.display(),
+            log_writer::place(&self.log),
             std::process::id(),
         );
         tracing::error!("{health}");

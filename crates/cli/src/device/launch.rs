@@ -14,7 +14,9 @@ use super::records::{LaunchedDevice, Readiness};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
+use crate::log_writer;
 use crate::machine::process::{open_log, wait_for};
+use crate::progress_line::ProgressLine;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
 
@@ -88,7 +90,7 @@ pub(crate) fn launch(
     let mut child =
         spawn(launched, &log_path).map_err(|error| Failure::during("starting the device's process", error))?;
     let owner_pipe = child.stdin.take();
-    let answer = child.stdout.take().map(|stdout| wait_ready(stdout, interruption));
+    let answer = child.stdout.take().map(|stdout| wait_ready(&launched.name, stdout, interruption));
     match answer.unwrap_or_else(|| Err(Failure::failed("the device's process has no standard output"))) {
         Ok(Readiness::Ready { path, notes, donors_missing }) => {
             tell_missing(&donors_missing);
@@ -136,14 +138,15 @@ impl Failure {
     /// Points at the log, for failures that the process could not explain itself.
     fn or_log(self, log_path: &Path) -> Self {
         match self {
-            Self::Failed(text) => Self::Failed(format!("{text}; see {}", log_path.display())),
+            Self::Failed(text) => Self::Failed(format!("{text}; see {}", log_writer::place(log_path))),
             other => other,
         }
     }
 }
 
 fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {
-    let log = open_log(log_path)?;
+    // The journal has the lines of a service's devices, too.
+    let log = if log_writer::is_journal() { Stdio::inherit() } else { open_log(log_path)?.into() };
     Command::new(std::env::current_exe()?)
         .arg("serve-device")
         .arg(serde_json::to_string(launched)?)
@@ -154,7 +157,7 @@ fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {
 }
 
 /// The process's answer, unless it ends, a signal comes, or it takes too long.
-fn wait_ready(stdout: ChildStdout, interruption: &Interruption) -> Result<Readiness, Failure> {
+fn wait_ready(name: &str, stdout: ChildStdout, interruption: &Interruption) -> Result<Readiness, Failure> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
@@ -162,9 +165,11 @@ fn wait_ready(stdout: ChildStdout, interruption: &Interruption) -> Result<Readin
         // The launcher may have given up by now.
         let _ = sender.send(result);
     });
-    let deadline = Instant::now() + limits::START_DEADLINE;
+    let (began, mut line) = (Instant::now(), ProgressLine::new(format!("starting device '{name}'"), true));
+    let deadline = began + limits::START_DEADLINE;
     loop {
         interruption.check()?;
+        line.show_wait(began, limits::START_DEADLINE);
         match receiver.recv_timeout(Duration::from_millis(50)) {
             Ok(Ok(line)) => {
                 return serde_json::from_str(&line)

@@ -35,15 +35,20 @@ impl Stage {
         );
         fs::write(&configuration, text).unwrap();
         stage.donors.push(Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration)));
-        let socket = stage.address("second");
-        let options =
-            ["--memory", "64M", "--headroom", "16M", "--key", "none", "--slab-size", "4M", "--listen", &socket];
-        stage.donors.push(Running::start(stage.spillway(&["donate", "--name", "second"]).args(options)));
+        stage.start_second();
         wait_until("both donors", || {
             let items = stage.items();
             (items.len() == 2 && items.iter().all(|item| item["report"]["donor"].is_object())).then_some(())
         });
         Some(stage)
+    }
+
+    /// Starts the donor beside the agent.
+    pub(crate) fn start_second(&mut self) {
+        let socket = self.address("second");
+        let options =
+            ["--memory", "64M", "--headroom", "16M", "--key", "none", "--slab-size", "4M", "--listen", &socket];
+        self.donors.push(Running::start(self.spillway(&["donate", "--name", "second"]).args(options)));
     }
 
     /// A command with this stage's registry.
@@ -71,13 +76,23 @@ impl Stage {
 
     /// Serves a device with a copy at each donor.
     pub(crate) fn device_on(&self) {
+        support::run(&mut self.device_command()).done("device on");
+    }
+
+    /// A file of this stage, on a disk.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    /// See [`Self::device_on`].
+    pub(crate) fn device_command(&self) -> Command {
         let (served, donors) = (self.address("disk"), [self.address("agent"), self.address("second")]);
         let mut command = self.spillway(&["device", "on", "--name", "disk", "--size", "32M", "--slab-size", "4M"]);
         command.args(["--key", "none", "--redundancy", "replicas=2", "--listen", &served]);
         for donor in &donors {
             command.args(["--donor", donor]);
         }
-        support::run(&mut command).done("device on");
+        command
     }
 
     /// Copies so many bytes to the device and back.

@@ -36,6 +36,7 @@ use self::role::ClusterRole;
 use self::view::{ClusterView, MemberView};
 use crate::device::storage;
 use crate::failure::Failure;
+use crate::log_writer::CHANGES;
 
 /// Where a machine hears datagrams that lends nothing and was not told.
 const LISTEN_DEFAULT: &str = "0.0.0.0:7070";
@@ -240,8 +241,10 @@ impl Shared {
             // A datagram that cannot be sent is one that is lost.
             Output::Send { to, bytes } => drop(self.socket.send_to(&bytes, to)),
             Output::WakeAt(at) => state.wake = Some(at),
-            Output::Up(address) => tracing::info!("{address} is in cluster '{}'", self.role.name),
-            Output::Down(address) => tracing::info!("{address} is in cluster '{}' no more", self.role.name),
+            Output::Up(address) => tracing::info!(target: CHANGES, "{address} is in cluster '{}'", self.role.name),
+            Output::Down(address) => {
+                tracing::info!(target: CHANGES, "{address} is in cluster '{}' no more", self.role.name)
+            }
             Output::Renewed(generation) => {
                 tracing::warn!("the cluster had taken this machine for dead; it is back");
                 if let Err(error) = state.identity.renew(generation) {

@@ -1,0 +1,74 @@
+//! `spillway status --wait`: waits until every slab has all its copies again, after a donor was lost or recalled memory,
+//! and shows how far that is.
+//!
+//! The processes that serve pages do it by themselves, whether this command runs or not.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::limits;
+use crate::progress::Progress;
+use crate::progress_line::ProgressLine;
+use crate::registry::Registry;
+use crate::size::human;
+use crate::status;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Waits for the devices and runs of this machine.
+pub(crate) fn wait(is_shown: bool) -> Result<(), Failure> {
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let mut lacking_bytes = look(&registry)?;
+    let mut progress = Progress::new("copied", Instant::now(), lacking_bytes);
+    let mut line = ProgressLine::new("missing copies", is_shown);
+    while lacking_bytes > 0 {
+        let now = Instant::now();
+        progress.look(now, lacking_bytes);
+        line.show_bytes(now, &progress);
+        if progress.rest(now) >= limits::MOVE_STALL_MAX {
+            return Err(Failure::Failed(format!(
+                "{} still lack a copy, and nothing was copied for {} s: no donor has room; add another donor. The \
+                 copies are made as soon as there is room",
+                human(lacking_bytes),
+                limits::MOVE_STALL_MAX.as_secs(),
+            )));
+        }
+        interruption.check()?;
+        std::thread::sleep(PAUSE);
+        lacking_bytes = look(&registry)?;
+    }
+    Ok(())
+}
+
+fn look(registry: &Registry) -> Result<u64, Failure> {
+    Ok(status::collect(registry, None, &|_| true)?.iter().map(|item| lacking_bytes(item.report())).sum())
+}
+
+/// Bytes of the slabs that lack a copy, or are being moved, by the report of a device or a run.
+fn lacking_bytes(report: &Value) -> u64 {
+    let device = report.get("device").or_else(|| report.pointer("/pager/device")).unwrap_or(&Value::Null);
+    let number = |pointer: &str| device.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+    (number("/slabs/degraded") + number("/slabs/migrating")) * number("/slab_size_bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_lacks_is_seen_in_the_report_of_a_device_and_of_a_run() {
+        let device = json!({"slab_size_bytes": 1 << 20, "slabs": {"mapped": 7, "degraded": 2, "migrating": 1}});
+        assert_eq!(lacking_bytes(&json!({"device": device})), 3 << 20);
+        assert_eq!(lacking_bytes(&json!({"pager": {"device": device}})), 3 << 20);
+        for other in [Value::Null, json!({"donor": {}}), json!({"device": {"slabs": {"mapped": 7}}})] {
+            assert_eq!(lacking_bytes(&other), 0, "{other}");
+        }
+    }
+}
