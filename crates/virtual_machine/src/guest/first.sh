@@ -31,6 +31,10 @@ if [ -n "$systemd" ]; then
     $box mount -t tmpfs -o mode=755 units /root/etc/systemd/system
     $box cp /root/share/machine.service /root/etc/systemd/system/machine.service
     : >/root/etc/fstab
+    # At its boot it empties /tmp, which has the host's files here: minutes of work, and the tests' programs are gone. A
+    # file of the same name replaces its rules.
+    $box mkdir -p /root/etc/tmpfiles.d
+    : >/root/etc/tmpfiles.d/tmp.conf
     # On a host that is a container itself this says so, and would be believed.
     $box rm -f /root/.dockerenv
     $box tr -d - </root/proc/sys/kernel/random/uuid >/root/etc/machine-id
