@@ -6,6 +6,7 @@
 //! - `both_ways/programs.rs`: exact output at 50 and 25 % for programs of every kind; `both_ways/java.rs`: for
 //!   collectors; `both_ways/servers.rs`: for servers with clients; `both_ways/shares.rs`: that they had so much and
 //!   no more.
+//! - `both_ways/automatic.rs`: a budget that follows what the program loses to page-ins.
 //! - `both_ways/bounds.rs`: how much one run borrows, and how fast its pages move.
 //! - `both_ways/peculiarities.rs`: what the kernel does with memory on the side, and all of it at random;
 //!   `both_ways/dumps.rs`: core dumps.

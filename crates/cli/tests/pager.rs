@@ -7,6 +7,7 @@
 //!   `both_ways/dumps.rs`, `both_ways/overcommit.rs`: exact output at 50 and 25 %, shared with the other test binary;
 //!   `both_ways/shares.rs`: that they had so much and no more.
 //! - `both_ways/bounds.rs`: how much one run borrows, and how fast its pages move.
+//! - `both_ways/automatic.rs`: a budget that follows what the program loses, shared too.
 //! - `both_ways/clusters.rs`: donors that a run finds by itself, shared too.
 //! - `both_ways/manners.rs`: exit status, signals and terminal; `both_ways/traces.rs`: faults recorded; shared too.
 //! - `pager/emulator.rs`: a guest in QEMU; `pager/forks.rs`: what children share; `pager/hostile.rs`: programs that
@@ -41,7 +42,6 @@ mod both_ways;
 
 mod pager {
     mod at_random;
-    mod automatic;
     mod back_pressure;
     mod bare_exits;
     mod calls;

@@ -47,6 +47,12 @@ impl Hierarchy {
         })
     }
 
+    /// Where the hierarchy of version 2 is mounted beside this one; `None` where this one is it, or none is.
+    pub fn version_two_beside(&self) -> Option<PathBuf> {
+        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+        (self.version == Version::V1).then(|| version_two(&mounts)).flatten()
+    }
+
     /// The group that this process is in.
     pub fn own_group(&self) -> io::Result<PathBuf> {
         Ok(self.group_in(&fs::read_to_string("/proc/self/cgroup")?))
@@ -78,6 +84,15 @@ impl Hierarchy {
     }
 }
 
+/// The first place of a hierarchy of version 2 in the text of `/proc/self/mounts`.
+fn version_two(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (root, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| root.into())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +109,14 @@ mod tests {
         let v2 = Hierarchy { version: Version::V2, root: "/sys/fs/cgroup/unified".into() };
         assert_eq!(Hierarchy::find(HYBRID, &|_| true), Some(v2));
         assert_eq!(Hierarchy::find("proc /proc proc rw 0 0\n", &|_| true), None);
+    }
+
+    #[test]
+    fn version_two_is_found_beside_version_one() {
+        assert_eq!(version_two(HYBRID), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(version_two("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"), None);
+        let alone = Hierarchy { version: Version::V2, root: "/sys/fs/cgroup".into() };
+        assert_eq!(alone.version_two_beside(), None);
     }
 
     #[test]

@@ -556,9 +556,9 @@ pub(crate) struct GenerateArguments {
 /// The hidden command that becomes the program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BecomeArguments {
-    /// File to write the own process id to, which moves it into the memory group
+    /// File to write the own process id to, which moves it into the memory group; repeat it for more
     #[arg(long)]
-    pub(crate) procs_file: Option<PathBuf>,
+    pub(crate) procs_file: Vec<PathBuf>,
     /// NAME=VALUE for the program's environment
     #[arg(long)]
     pub(crate) set: Vec<OsString>,

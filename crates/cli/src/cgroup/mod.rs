@@ -1,9 +1,10 @@
 //! Memory cgroups, version 1 and 2, as far as a local budget needs them.
 //!
-//! - [`usage`]: what a group holds.
+//! - [`usage`]: what a group holds; [`pressure`]: how long it waits, in version 1.
 //!
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
 
+mod pressure;
 pub(crate) mod usage;
 
 use std::fs;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
+use self::pressure::PressureGroup;
 use self::usage::GroupUsage;
 use crate::limits;
 
@@ -33,6 +35,8 @@ const UNLIMITED_V1: &str = "-1";
 pub(crate) struct MemoryGroup {
     path: PathBuf,
     version: Version,
+    /// Of version 1: what counts its pressure, if it has that.
+    pressure: Option<PressureGroup>,
 }
 
 impl MemoryGroup {
@@ -61,7 +65,27 @@ impl MemoryGroup {
 
     /// The group `name`, which may or may not exist.
     pub(crate) fn existing(hierarchy: &Hierarchy, name: &str) -> Self {
-        Self { path: hierarchy.root.join(PARENT).join(name), version: hierarchy.version }
+        let pressure = Self::pressure_group(hierarchy, name).filter(PressureGroup::exists);
+        Self { path: hierarchy.root.join(PARENT).join(name), version: hierarchy.version, pressure }
+    }
+
+    fn pressure_group(hierarchy: &Hierarchy, name: &str) -> Option<PressureGroup> {
+        let root = hierarchy.version_two_beside()?;
+        Some(PressureGroup::at(&root, &Path::new(PARENT).join(name)))
+    }
+
+    /// Has the kernel count how long its processes wait for memory ([`GroupUsage::stalled_us`]), of those that enter
+    /// it from now on. Version 2 does so anyway.
+    pub(crate) fn count_pressure(&mut self, hierarchy: &Hierarchy) -> io::Result<()> {
+        if self.version == Version::V2 || self.pressure.is_some() {
+            return Ok(());
+        }
+        let name = self.path.file_name().and_then(|name| name.to_str()).expect("it was made of a name");
+        let group = Self::pressure_group(hierarchy, name)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "no cgroup of version 2 is mounted"))?;
+        group.create()?;
+        self.pressure = Some(group);
+        Ok(())
     }
 
     /// Names of all groups of ours.
@@ -92,8 +116,14 @@ impl MemoryGroup {
     }
 
     /// The file that takes the numbers of processes that are to be in it.
-    pub(crate) fn procs_file(&self) -> PathBuf {
+    fn procs_file(&self) -> PathBuf {
         self.members().join("cgroup.procs")
+    }
+
+    /// All files that take the number of a process that is to be in it.
+    pub(crate) fn procs_files(&self) -> Vec<PathBuf> {
+        let pressure = self.pressure.iter().map(PressureGroup::procs_file);
+        std::iter::once(self.procs_file()).chain(pressure).collect()
     }
 
     /// Moves a process in; `0` means the caller.
@@ -144,7 +174,9 @@ impl MemoryGroup {
 
     /// What it holds now. Reading it also makes the kernel bring the statistics up to date that its reclaim works from.
     pub(crate) fn usage(&self) -> io::Result<GroupUsage> {
-        usage::read(&self.path, self.version)
+        let usage = usage::read(&self.path, self.version)?;
+        let counted = self.pressure.as_ref().and_then(PressureGroup::stalled_us);
+        Ok(GroupUsage { stalled_us: usage.stalled_us.or(counted), ..usage })
     }
 
     /// What the group in a directory holds, which may be one of others.
@@ -189,10 +221,12 @@ impl MemoryGroup {
             // One that ended meanwhile needs no other group.
             let _ = fs::write(target.join("cgroup.procs"), pid.to_string());
         }
+        self.pressure.iter().for_each(PressureGroup::release);
     }
 
     /// Removes it once it is empty; a group that is not there is removed. Fails if processes stay in it.
     pub(crate) fn remove(&self, deadline: Instant) -> io::Result<()> {
+        self.pressure.iter().try_for_each(|group| group.remove(deadline))?;
         remove_directory(&self.members(), deadline)?;
         // In version 1 they are one.
         remove_directory(&self.path, deadline)?;
@@ -283,5 +317,32 @@ mod tests {
         group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
         assert!(!group.exists());
         group.remove(Instant::now()).unwrap();
+    }
+
+    #[test]
+    fn pressure_is_counted_in_both_versions() {
+        let Some(hierarchy) = Hierarchy::detect().filter(|_| rustix::process::geteuid().is_root()) else {
+            return spillway_sys::skipping::skip("a memory cgroup, or root");
+        };
+        let name = format!("test-pressure-{}", std::process::id());
+        let mut group = MemoryGroup::create(&hierarchy, &name).unwrap();
+        let counts = group.count_pressure(&hierarchy);
+        if let Err(error) = &counts {
+            spillway_sys::skipping::skip(&format!("pressure of groups ({error})"));
+        }
+        let usage = group.usage().unwrap();
+        assert_eq!(usage.stalled_us.is_some(), counts.is_ok() || hierarchy.version == Version::V2);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        for file in group.procs_files() {
+            write(&file, &child.id().to_string()).unwrap();
+        }
+        // A later process finds all of it by the name.
+        let found = MemoryGroup::existing(&hierarchy, &name);
+        assert_eq!(found.procs_files(), group.procs_files());
+        found.release_to(&hierarchy.root);
+        found.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
+        assert!(group.procs_files().iter().all(|file| !file.exists()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

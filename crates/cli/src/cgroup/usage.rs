@@ -79,7 +79,7 @@ pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
 }
 
 /// For how long some thread waited for memory, of a file of pressure (`Documentation/accounting/psi.rst`).
-fn some_stalled_us(pressure: &str) -> Option<u64> {
+pub(super) fn some_stalled_us(pressure: &str) -> Option<u64> {
     let line = pressure.lines().find(|line| line.starts_with("some "))?;
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }

@@ -17,10 +17,10 @@ use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     // Without `run` no process adjusts its budget or brings its pages back: it goes with it.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    if let Some(file) = &arguments.procs_file
-        && let Err(error) = fs::write(file, "0")
-    {
-        return Failure::during(file.display(), error);
+    for file in &arguments.procs_file {
+        if let Err(error) = fs::write(file, "0") {
+            return Failure::during(file.display(), error);
+        }
     }
     if let Some(count) = arguments.open_files_max
         && let Err(error) = restore_limit(count)

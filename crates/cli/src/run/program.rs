@@ -47,8 +47,8 @@ impl Found {
 /// What is done to the process that becomes the program.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Becoming {
-    /// The file through which it enters its memory group.
-    pub(crate) procs_file: Option<PathBuf>,
+    /// The files through which it enters its memory group.
+    pub(crate) procs_files: Vec<PathBuf>,
     /// Variables of the program's environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// How many files it may have open, if that differs from what this process may.
@@ -66,7 +66,7 @@ impl Becoming {
     /// a library.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
-        if let Some(file) = &self.procs_file {
+        for file in &self.procs_files {
             arguments.extend(["--procs-file".into(), file.clone().into_os_string()]);
         }
         for (name, value) in &self.environment {
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn variables_survive_the_command_line() {
         let becoming = Becoming {
-            procs_file: Some("/x/procs".into()),
+            procs_files: vec!["/x/procs".into()],
             environment: vec![("A".into(), "b=c d".into())],
             open_files_max: Some(1024),
             tells_calls: Some(("/x/calls".into(), true)),

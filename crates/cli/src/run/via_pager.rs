@@ -115,7 +115,7 @@ impl Run {
         let start = Instant::now();
         let calls = calls::Socket::bind(self.entry.path())?;
         let becoming = Becoming {
-            procs_file: None,
+            procs_files: Vec::new(),
             environment: environment(paged.pager.environment()),
             open_files_max: self.open_files_max,
             tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),

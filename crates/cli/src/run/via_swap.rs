@@ -55,7 +55,7 @@ pub(crate) fn run(
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let donors = OwnDonors::default();
     let mut run = Run { registry, plan, hierarchy, group: None, device: None, donors, down: false, entry };
-    run.set_up(interruption)?;
+    run.set_up(arguments.local, interruption)?;
     let outcome = run.run_program(program, arguments, choice, interruption);
     let down = run.take_down();
     let ending = outcome?;
@@ -76,8 +76,30 @@ fn check_machine() -> Result<Hierarchy, Failure> {
 }
 
 impl Run {
-    fn set_up(&mut self, interruption: &Interruption) -> Result<(), Failure> {
+    /// Of all that is set up only this can be missing on a machine where everything else works.
+    fn make_group(&mut self, local: LocalBudget) -> Result<(), Failure> {
+        let group = MemoryGroup::create(&self.hierarchy, &self.plan.group_name())
+            .map_err(|error| Failure::during("making a memory group", error))?;
+        let group = self.group.insert(group);
+        if local != LocalBudget::Auto {
+            return Ok(());
+        }
+        let counted = group.count_pressure(&self.hierarchy).map_err(|error| error.to_string());
+        match counted.and_then(|()| group.usage().map_err(|error| error.to_string())) {
+            Ok(usage) if usage.stalled_us.is_some() => Ok(()),
+            counted => {
+                let reason = counted.err().unwrap_or_else(|| "its file memory.pressure is missing".to_owned());
+                Err(Failure::Failed(format!(
+                    "--local auto needs the kernel's pressure of memory groups (PSI, cgroup v2): {reason}; give a size or \
+                     a share, or use --via pager"
+                )))
+            }
+        }
+    }
+
+    fn set_up(&mut self, local: LocalBudget, interruption: &Interruption) -> Result<(), Failure> {
         interruption.check()?;
+        self.make_group(local)?;
         self.donors = self.plan.start_own_donors(interruption)?;
         let launched = self.plan.launched(&self.donors);
         let device = launch(&self.registry, &launched, interruption)?;
@@ -91,10 +113,8 @@ impl Run {
                 "spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that"
             );
         }
-        let group = MemoryGroup::create(&self.hierarchy, &self.plan.group_name())
-            .map_err(|error| Failure::during("making a memory group", error))?;
+        let group = self.group.as_ref().expect("it was made before all else");
         group.wait_instead_of_kill(true).map_err(|error| Failure::during("setting the memory group up", error))?;
-        self.group = Some(group);
         interruption.check()
     }
 
@@ -109,12 +129,6 @@ impl Run {
             return Err(Failure::failed("the run was not set up"));
         };
         let mut budget = super::budget_of(arguments, limits::BUDGET_FLOOR_BYTES)?;
-        if arguments.local == LocalBudget::Auto && group.usage().is_ok_and(|usage| usage.stalled_us.is_none()) {
-            return Err(Failure::failed(
-                "--local auto needs the kernel's pressure of memory cgroups (cgroup v2, PSI), which is not there; give a size or a share, \
-                 or use --via pager",
-            ));
-        }
         group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
         let start = Instant::now();
         let prefetching =
@@ -123,7 +137,7 @@ impl Run {
         let recording = arguments.recording.as_ref();
         let log = recording.map(|wanted| FaultRecording::start(wanted.kind, wanted.room()));
         let log = log.transpose().map_err(Failure::failed)?;
-        let becoming = Becoming { procs_file: Some(group.procs_file()), ..Becoming::default() };
+        let becoming = Becoming { procs_files: group.procs_files(), ..Becoming::default() };
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, &governed, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;

@@ -10,6 +10,7 @@
 //! - [`manners`]: exit status, signals and terminal; [`left_behind`]: what a killed program leaves.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full.
 
+pub(crate) mod automatic;
 pub(crate) mod bounds;
 pub(crate) mod chaos;
 pub(crate) mod clusters;
