@@ -70,6 +70,8 @@ pub const MILLISECONDS_LOST: Unit = Unit { sign: "ms lost", better: Better::Lowe
 pub const PER_CENT: Unit = Unit { sign: "%", better: Better::Higher };
 /// A part of a whole that had better be small.
 pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower };
+/// Time beyond that of a run with all memory local, as a part of it.
+pub const SLOWER: Unit = Unit { sign: "% slower", better: Better::Lower };
 
 /// Control messages.
 pub const MESSAGES: Unit = Unit { sign: "messages", better: Better::Lower };

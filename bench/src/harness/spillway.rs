@@ -447,6 +447,33 @@ impl Spillway {
     ) -> Command {
         let mut command = pinned(&self.binary, cpu);
         command.args(["run", "--local", local, "--via", via.name()]).arg("--stats").arg(stats);
+        self.lending(command, storage, program)
+    }
+
+    /// `program` under `trace record` by the pager: what it runs as, and all of its faults to `trace`.
+    pub fn recorded(&self, local: &str, storage: &Storage, trace: &Path, program: &Command) -> Command {
+        let mut command = bound(&self.binary);
+        command.args(["trace", "record", "--all-faults", "--local", local, "--via", Via::Pager.name()]);
+        command.arg("--output").arg(trace);
+        self.lending(command, storage, program)
+    }
+
+    /// `size` of a program; what it says comes on standard error.
+    pub fn size_of(&self, program: &Command) -> Command {
+        let mut command = bound(&self.binary);
+        command.args(["size", "--json"]);
+        followed_by(command, program)
+    }
+
+    /// `size` of recorded faults of a program that works for so long with all memory local.
+    pub fn size_of_trace(&self, trace: &Path, work_seconds: f64) -> Command {
+        let mut command = bound(&self.binary);
+        command.args(["size", "--json", "--work-seconds", &work_seconds.to_string(), "--trace"]).arg(trace);
+        command
+    }
+
+    /// `command` with the options of what is lent, and the program.
+    fn lending(&self, mut command: Command, storage: &Storage, program: &Command) -> Command {
         self.storage_arguments(&mut command, storage);
         if let Some(lend) = storage.lend {
             command.args(["--lend", &lend.to_string()]);
@@ -454,14 +481,19 @@ impl Spillway {
         if let Some(prefetch) = storage.prefetch {
             command.args(["--prefetch", prefetch]);
         }
-        command.arg("--").arg(program.get_program()).args(program.get_args());
-        for (name, value) in program.get_envs() {
-            if let Some(value) = value {
-                command.env(name, value);
-            }
-        }
-        command
+        followed_by(command, program)
     }
+}
+
+/// `command` with a program and its variables.
+fn followed_by(mut command: Command, program: &Command) -> Command {
+    command.arg("--").arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    command
 }
 
 impl RunReport {

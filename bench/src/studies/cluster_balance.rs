@@ -50,7 +50,7 @@ impl Study for ClusterBalanceStudy {
     }
 
     fn rounds(&self) -> usize {
-        3
+        2
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {

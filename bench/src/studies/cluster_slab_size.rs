@@ -65,7 +65,7 @@ impl Study for ClusterSlabSizeStudy {
     }
 
     fn rounds(&self) -> usize {
-        3
+        2
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {

@@ -28,6 +28,7 @@
 //! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
 //! | [`neighbour`] | a server on a donor that has to give its memory back for it |
 //! | [`recorded`] | both, on traces of real programs |
+//! | [`sizing`] | what `spillway size` says that less local memory costs, beside what it costs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
 //!
@@ -64,6 +65,7 @@ pub mod rdma;
 pub mod recorded;
 pub mod replacement;
 pub mod servers;
+pub mod sizing;
 pub mod slab;
 pub mod swap;
 pub mod wakefulness;
@@ -121,7 +123,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 29] = [
+pub const ALL: [&dyn Study; 30] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -142,6 +144,7 @@ pub const ALL: [&dyn Study; 29] = [
     &cluster_slab_size::ClusterSlabSizeStudy,
     &isolation::IsolationStudy,
     &neighbour::NeighbourStudy,
+    &sizing::SizingStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,
     &guest::GuestStudy,

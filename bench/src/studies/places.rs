@@ -74,6 +74,8 @@ impl Ready {
 pub struct Places<'context> {
     context: &'context Context,
     redundancy: &'static str,
+    /// Which pages come along in runs over Spillway; the way's default without.
+    pub prefetch: Option<&'static str>,
     /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to
     /// lend.
     donors: Vec<Donor>,
@@ -83,7 +85,7 @@ pub struct Places<'context> {
 impl<'context> Places<'context> {
     /// Without donors yet; what is lent is kept with `redundancy`.
     pub fn new(context: &'context Context, redundancy: &'static str) -> Self {
-        Self { context, redundancy, donors: Vec::new(), lent_by_donors: Size(0) }
+        Self { context, redundancy, prefetch: None, donors: Vec::new(), lent_by_donors: Size(0) }
     }
 
     /// Makes `place` ready for `command`, of whose memory `room` bytes may have to be lent at most.
@@ -110,11 +112,17 @@ impl<'context> Places<'context> {
         let shop = &self.context.shop;
         self.have_donors(count, room)?;
         let storage = run_storage(self.context, &self.donors, self.redundancy, room);
+        let storage = Storage { prefetch: self.prefetch, ..storage };
         let stats = shop.directory.path().join("stats.json");
         // A run that ends without its statistics must not be told by those of the run before it.
         let _ = std::fs::remove_file(&stats);
         let command = shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, command);
         Ok(Ready { command, working_set: None, _swap: None, _device: None, stats: Some(stats) })
+    }
+
+    /// The donors of the last run that had some.
+    pub fn donors(&self) -> &[Donor] {
+        &self.donors
     }
 
     /// `count` donors that lend `room` together, started unless the last run had such.

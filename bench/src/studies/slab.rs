@@ -47,6 +47,10 @@ impl Study for SlabStudy {
         "the slab size"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (22, 15)
     }

@@ -62,8 +62,9 @@ fn of_trace(file: &Path, arguments: &SizingArguments) -> Result<Finding, Failure
         return Err(Failure::during(file.display(), "it has no times; record one with `spillway trace record`"));
     };
     let time = Duration::from_secs_f64(seconds);
+    let work = arguments.work_seconds.map_or(time, Duration::from_secs_f64);
     let source = Source::Trace { faults: shards.references(), part: shards.part() };
-    Ok(Finding::new(shards.curve(time), source, time, time, cost_us(arguments), arguments.page_in_us.is_some()))
+    Ok(Finding::new(shards.curve(work), source, time, work, cost_us(arguments), arguments.page_in_us.is_some()))
 }
 
 fn of_processes(members: &Members, arguments: &SizingArguments) -> Result<Finding, Failure> {
