@@ -1,7 +1,7 @@
 //! What `spillway size` says that less local memory costs a program, beside what it costs.
 //!
-//! Each program is looked at while all of its memory is local (page-table scans), and its page faults are recorded under
-//! a quarter of it (SHARDS over the pager's faults). Then it runs by the pager with three shares of the memory that
+//! Each program is looked at while all of its memory is local (page-table scans), and its page faults are recorded
+//! under a quarter of it (SHARDS over the pager's faults). Then it runs by the pager with three shares of the memory that
 //! `size` found: as a run is by default, and without prefetching, which `size` leaves out of its numbers.
 //!
 //! A slowdown is the time beyond that of a run with all memory local, in per cent of that time. `size` takes 8 us for

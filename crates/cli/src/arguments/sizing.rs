@@ -20,7 +20,7 @@ pub(crate) struct SizingArguments {
     /// A recorded trace, such as `trace record --all-faults` makes; its page faults in place of scans
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// With --trace: how long the program works with all memory local [default: as long as was recorded, page-ins included]
+    /// With --trace: how long the program works with all memory local [default: as long as was recorded]
     #[arg(long, value_name = "SECONDS", requires = "trace", value_parser = seconds)]
     pub(crate) work_seconds: Option<f64>,
     /// How long to look at most [default: until the program ends, or 30 with --pid and --cgroup]

@@ -1,5 +1,5 @@
-//! The pressure of a memory group of version 1: the kernel counts pressure by groups of version 2, also by those without
-//! a controller (`Documentation/accounting/psi.rst`). So the program is in a group of each version.
+//! The pressure of a memory group of version 1: the kernel counts pressure by groups of version 2, also by those
+//! without a controller (`Documentation/accounting/psi.rst`). So the program is in a group of each version.
 //!
 //! Invariant: the group of version 2 goes before the memory group of its name, by which the remains of dead runs are
 //! found.
