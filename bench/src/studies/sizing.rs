@@ -1,8 +1,8 @@
 //! What `spillway size` says that less local memory costs a program, beside what it costs.
 //!
 //! Each program is looked at while all of its memory is local (page-table scans), and its page faults are recorded
-//! under a quarter of it (SHARDS over the pager's faults). Then it runs by the pager with three shares of the memory that
-//! `size` found: as a run is by default, and without prefetching, which `size` leaves out of its numbers.
+//! under a quarter of it (SHARDS over the pager's faults). Then it runs by the pager with three shares of the memory
+//! that `size` found: as a run is by default, and without prefetching, which `size` leaves out of its numbers.
 //!
 //! A slowdown is the time beyond that of a run with all memory local, in per cent of that time. `size` takes 8 us for
 //! a page-in unless told otherwise; the study also gives it the cost on this machine, which is that of the workload
