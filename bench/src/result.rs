@@ -35,6 +35,12 @@ pub struct Unit {
 
 /// Microseconds for one page or request.
 pub const MICROSECONDS: Unit = Unit { sign: "us", better: Better::Lower };
+/// Milliseconds that something takes.
+pub const MILLISECONDS: Unit = Unit { sign: "ms", better: Better::Lower };
+/// Seconds for each GiB.
+pub const SECONDS_PER_GIB: Unit = Unit { sign: "s/GiB", better: Better::Lower };
+/// A part of a rate that is lost.
+pub const PER_CENT_LOST: Unit = Unit { sign: "% lost", better: Better::Lower };
 /// Seconds of a whole program.
 pub const SECONDS: Unit = Unit { sign: "s", better: Better::Lower };
 /// MiB in a second.

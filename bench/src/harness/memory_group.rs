@@ -130,6 +130,19 @@ impl MemoryGroup {
         Ok(())
     }
 
+    /// Leaves `room_bytes` beyond what it holds now, as if other programs had taken the rest; gives the limit.
+    pub fn leave_room(&self, room_bytes: u64) -> Result<u64, HarnessError> {
+        let limit_bytes = self.charged_bytes() + room_bytes;
+        self.write(self.name("memory.limit_in_bytes", "memory.max"), &limit_bytes.to_string())?;
+        Ok(limit_bytes)
+    }
+
+    /// All that is charged to it now.
+    pub fn charged_bytes(&self) -> u64 {
+        let path = self.path.join(self.name("memory.usage_in_bytes", "memory.current"));
+        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
     /// `command` as a command that enters the group first.
     pub fn enter(&self, command: &Command) -> Command {
         let mut shell = bound("sh");
@@ -150,8 +163,7 @@ impl MemoryGroup {
     /// What it holds now.
     pub fn usage(&self) -> GroupUsage {
         let read = |file: &str| std::fs::read_to_string(self.path.join(file)).unwrap_or_default();
-        let charged_bytes = read(self.name("memory.usage_in_bytes", "memory.current")).trim().parse().unwrap_or(0);
-        GroupUsage::parse(&read("memory.stat"), charged_bytes, self.version)
+        GroupUsage::parse(&read("memory.stat"), self.charged_bytes(), self.version)
     }
 
     fn name<'name>(&self, one: &'name str, two: &'name str) -> &'name str {

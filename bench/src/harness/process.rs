@@ -25,6 +25,9 @@ use crate::limits::{OUTPUT_BYTES_MAX, STOP_DEADLINE};
 /// How often a waiting program looks at the interrupt and at its deadline.
 const TICK: Duration = Duration::from_millis(20);
 
+/// Between two looks at a program that is stopped: what is measured from that moment takes milliseconds.
+const FREEZE_TICK: Duration = Duration::from_micros(200);
+
 /// Bytes collected from a program; what exceeds [`OUTPUT_BYTES_MAX`] is dropped. Clones share the bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
@@ -167,6 +170,27 @@ impl Running {
         }
     }
 
+    /// Has it fall silent without an end, as a machine that stands still; when none of its threads ran any more.
+    pub fn freeze(&self, interrupt: &Interrupt) -> Result<Instant, HarnessError> {
+        kill_process(self.id(), Signal::STOP).map_err(HarnessError::system(format!("stopping {}", self.name)))?;
+        let tasks = format!("/proc/{}/task", self.id().as_raw_nonzero());
+        let stat =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("stat")).ok();
+        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+        let end = Instant::now() + STOP_DEADLINE;
+        loop {
+            let mut all = std::fs::read_dir(&tasks).map_err(HarnessError::system(format!("reading {tasks}")))?;
+            if all.all(|task| stat(task).is_some_and(is_stopped)) {
+                return Ok(Instant::now());
+            }
+            interrupt.check()?;
+            if Instant::now() >= end {
+                return Err(HarnessError::TimedOut { what: format!("stopping {}", self.name), limit: STOP_DEADLINE });
+            }
+            std::thread::sleep(FREEZE_TICK);
+        }
+    }
+
     fn ends_within(&self, limit: Duration) -> Result<bool, HarnessError> {
         let failed = || HarnessError::system::<rustix::io::Errno>(format!("waiting for {}", self.name));
         let descriptor = pidfd_open(self.id(), PidfdFlags::empty()).map_err(failed())?;
@@ -245,6 +269,24 @@ mod tests {
         running.kill();
         assert!(!running.is_running());
         running.stop();
+    }
+
+    #[test]
+    fn a_frozen_one_says_nothing_and_can_be_killed() {
+        let output = Collected::default();
+        let mut running = shell("while :; do echo x; sleep 0.01; done", &output);
+        let said = || (!output.text().is_empty()).then_some(());
+        Interrupt::never().poll("its first word", Duration::from_secs(60), said).unwrap();
+        running.freeze(&Interrupt::never()).unwrap();
+        let silent = || {
+            let before = output.text().len();
+            std::thread::sleep(Duration::from_millis(100));
+            (output.text().len() == before).then_some(())
+        };
+        Interrupt::never().poll("silence", Duration::from_secs(60), silent).unwrap();
+        assert!(running.is_running());
+        running.kill();
+        assert!(!running.is_running());
     }
 
     #[test]

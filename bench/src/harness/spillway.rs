@@ -58,6 +58,8 @@ pub struct Traffic {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DonorLink {
+    /// The address that was given.
+    pub address: String,
     /// `shm` or `tcp`.
     pub transport: String,
     /// `connected`, `connecting` or `lost`.
@@ -76,6 +78,30 @@ pub struct DiskReport {
     pub backlog_pages_max: u64,
 }
 
+/// Slabs of a device by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SlabCounts {
+    /// All copies in place.
+    pub mapped: u64,
+    /// A copy is missing, or is being filled.
+    pub degraded: u64,
+    /// Being moved to another donor.
+    pub migrating: u64,
+}
+
+/// The slabs of a device in order, as squares of neighbouring slabs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SlabMap {
+    /// Slabs that share a square.
+    pub slabs_per_square: u64,
+    /// Page I/Os of each square since the start.
+    pub accesses: Vec<u64>,
+    /// The place in [`DeviceReport::donors`] of the donor with the first copy, which reads prefer.
+    pub donors: Vec<Option<u16>>,
+}
+
 /// A device.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -84,6 +110,10 @@ pub struct DeviceReport {
     pub pages_stored: u64,
     /// Pages whose every copy was lost.
     pub pages_lost: u64,
+    /// Its slabs by state.
+    pub slabs: SlabCounts,
+    /// Where they are, and how much they were used.
+    pub slab_map: SlabMap,
     /// Its donors.
     pub donors: Vec<DonorLink>,
     /// Traffic since its start.
@@ -310,7 +340,7 @@ impl Spillway {
         &self,
         group: &MemoryGroup,
         directory: &Path,
-        (memory, headroom): (Size, Size),
+        (memory, headroom, slab_size): (Size, Size, Size),
         interrupt: &Interrupt,
     ) -> Result<Donor, HarnessError> {
         let key = directory.join("key");
@@ -321,7 +351,7 @@ impl Spillway {
         }
         let mut command = self.unprivileged(directory);
         command.args(["donate", "--json", "--memory", &memory.to_string(), "--headroom", &headroom.to_string()]);
-        command.args(["--slab-size", "4M", "--listen", "127.0.0.1:0"]).arg("--key").arg(&key);
+        command.args(["--slab-size", &slab_size.to_string(), "--listen", "127.0.0.1:0"]).arg("--key").arg(&key);
         let (running, places) = Self::await_donor(&mut group.enter(&command), interrupt)?;
         Ok(Donor { running, address: places.address(Transport::Tcp)? })
     }

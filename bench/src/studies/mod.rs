@@ -27,6 +27,7 @@
 //! | [`cluster_slab_size`] | slabs of 1 MiB to 1 GiB in a simulated cluster |
 //! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
 //! | [`neighbour`] | a server on a donor that has to give its memory back for it |
+//! | [`recovery`] | how long until pages come and all is well, after a donor died or has to give its memory back |
 //! | [`recorded`] | both, on traces of real programs |
 //! | [`sizing`] | what `spillway size` says that less local memory costs, beside what it costs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
@@ -63,6 +64,7 @@ pub mod program_run;
 pub mod programs;
 pub mod rdma;
 pub mod recorded;
+pub mod recovery;
 pub mod replacement;
 pub mod servers;
 pub mod sizing;
@@ -123,7 +125,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 30] = [
+pub const ALL: [&dyn Study; 31] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -144,6 +146,7 @@ pub const ALL: [&dyn Study; 30] = [
     &cluster_slab_size::ClusterSlabSizeStudy,
     &isolation::IsolationStudy,
     &neighbour::NeighbourStudy,
+    &recovery::RecoveryStudy,
     &sizing::SizingStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &recorded::RecordedStudy,

@@ -32,6 +32,8 @@ const HEADROOM: Size = Size(112 * MIB);
 /// The same of a quick run.
 const HEADROOM_QUICK: Size = Size(32 * MIB);
 
+const SLAB: Size = Size(4 * MIB);
+
 /// Local memory of the borrower's program.
 const BORROWER_LOCAL: &str = "16M";
 
@@ -134,7 +136,7 @@ fn lend(
 ) -> Result<Lent, HarnessError> {
     let interrupt = &context.shop.interrupt;
     let (values, headroom) = context.choose((VALUES, HEADROOM), (VALUES_QUICK, HEADROOM_QUICK));
-    let donor = spillway.donor_within(group, donors, (Size(values.0 * 2), headroom), interrupt)?;
+    let donor = spillway.donor_within(group, donors, (Size(values.0 * 2), headroom, SLAB), interrupt)?;
     let server = Memcached::new(ZIPF, Size(values.0 + headroom.0));
     let session = Session {
         directory: disk,
@@ -145,7 +147,7 @@ fn lend(
         donors: vec![donor.address.clone()],
         redundancy: "disk".to_owned(),
         backing: Some(disk.join("backing")),
-        slab_size: Some(Size(4 * MIB)),
+        slab_size: Some(SLAB),
         lend: Some(server.room()),
         ..Storage::default()
     };
