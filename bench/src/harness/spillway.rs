@@ -66,6 +66,8 @@ pub struct DonorLink {
     pub state: String,
     /// Slabs that it lends to the device.
     pub slabs: u64,
+    /// The last reason for a lost connection.
+    pub last_error: String,
 }
 
 /// The backing file of a device.

@@ -54,7 +54,7 @@ impl Study for ClusterBalanceStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (20, 10)
+        (14, 10)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

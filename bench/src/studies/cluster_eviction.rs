@@ -46,7 +46,7 @@ impl Study for ClusterEvictionStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (4, 2)
+        (3, 2)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

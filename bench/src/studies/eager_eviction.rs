@@ -43,7 +43,7 @@ impl Study for EagerEvictionStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (60, 6)
+        (45, 6)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

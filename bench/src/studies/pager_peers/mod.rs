@@ -120,7 +120,7 @@ impl Study for PagerPeersStudy {
     }
 
     fn rounds(&self) -> usize {
-        3
+        2
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {

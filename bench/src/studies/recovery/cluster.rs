@@ -12,7 +12,7 @@ use spillway_fabric::key::ClusterKey;
 use super::figures::is_whole;
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::spillway::{DeviceReport, Spillway, Storage, Transport};
+use crate::harness::spillway::{DeviceReport, DonorLink, Spillway, Storage, Transport};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::{Attached, Workshop};
 use crate::size::Size;
@@ -95,7 +95,10 @@ impl<'shop> Cluster<'shop> {
         let name = self.attached.device.as_deref().unwrap_or_default();
         let report = self.spillway.device_status(name, &self.shop.interrupt)?;
         if report.pages_lost > 0 {
-            return Err(HarnessError::wrong("the device", format!("it lost {} pages", report.pages_lost)));
+            let tell = |donor: &DonorLink| format!("{}: {} ({})", donor.address, donor.state, donor.last_error);
+            let donors: Vec<String> = report.donors.iter().map(tell).collect();
+            let detail = format!("it lost {} pages; its donors: {}", report.pages_lost, donors.join(", "));
+            return Err(HarnessError::wrong("the device", detail));
         }
         Ok(report)
     }

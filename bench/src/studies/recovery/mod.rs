@@ -111,7 +111,7 @@ impl Study for RecoveryStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (30, 20)
+        (28, 18)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -193,6 +193,11 @@ impl Stage<'_> {
         (victim.slabs * self.cluster.slab_bytes()) as f64
     }
 
+    /// Notes what is going on.
+    fn tell(&self, what: &str) {
+        eprintln!("recovery: round {}: {what}", self.round + 1);
+    }
+
     /// Records the time from a death until all copies are there.
     fn whole(&self, result: &mut StudyResult, subject: &str, victims: &[(Victim, Duration)]) {
         let seconds: f64 = victims.iter().map(|(_, time)| time.as_secs_f64()).sum();
@@ -206,6 +211,7 @@ impl Stage<'_> {
         let (mut first, mut beyond, mut detection) = (Vec::new(), Vec::new(), Vec::new());
         let mut whole = Vec::new();
         for _ in 0..KILLED {
+            self.tell("a donor is killed");
             let (victim, reads, (killed, closed)) = self.probed(|cluster, place| cluster.kill(place))?;
             first.extend(first_reads_ms(&reads, closed).iter().map(|ms| ms + (closed - killed).as_secs_f64() * 1e3));
             beyond.extend(first_reads_ms(&reads, closed));
@@ -218,6 +224,7 @@ impl Stage<'_> {
         result.record(self.round, DETECTION, KILL, MILLISECONDS, mean);
         self.whole(result, KILL, &whole);
 
+        self.tell("a donor is stopped");
         let (victim, reads, (stopped, _)) = self.probed(|cluster, place| {
             let stopped = cluster.freeze(place)?;
             Ok((stopped, stopped))
@@ -262,6 +269,7 @@ impl Stage<'_> {
 
     /// A load goes on while donors die and one is drained.
     fn under_load(&mut self, result: &mut StudyResult) -> Result<(), HarnessError> {
+        self.tell("donors die, and one is drained, under a load");
         let is_over = AtomicBool::new(false);
         let seed = self.random.next_u64();
         // The threads borrow the pages; the rest of the stage is needed beside them.
@@ -305,6 +313,7 @@ impl Stage<'_> {
 
     /// Donors get their memory back, and nothing else happens.
     fn memory_back(&mut self, result: &mut StudyResult) -> Result<(), HarnessError> {
+        self.tell("donors give memory back");
         let before = self.cluster.look()?;
         let (victim, _) = self.victim(Choice::Random, &before)?;
         let (lent_bytes, begun, ended) = self.cluster.empty(victim.place)?;
