@@ -1,5 +1,5 @@
-//! `spillway status --wait`: waits until every slab has all its copies again, after a donor was lost or recalled memory,
-//! and shows how far that is.
+//! `spillway status --wait`: waits until every slab has all its copies again, after a donor was lost or recalled
+//! memory, and shows how far that is.
 //!
 //! The processes that serve pages do it by themselves, whether this command runs or not.
 

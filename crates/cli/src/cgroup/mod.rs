@@ -328,7 +328,7 @@ mod tests {
         let mut group = MemoryGroup::create(&hierarchy, &name).unwrap();
         let counts = group.count_pressure(&hierarchy);
         if let Err(error) = &counts {
-            spillway_sys::skipping::skip(&format!("pressure of groups ({error})"));
+            spillway_sys::skipping::skip(format!("pressure of groups ({error})"));
         }
         let usage = group.usage().unwrap();
         assert_eq!(usage.stalled_us.is_some(), counts.is_ok() || hierarchy.version == Version::V2);

@@ -67,9 +67,9 @@ pub(crate) fn keep_head(head: usize) {
     OWN.head.store(head, Release);
 }
 
-/// What `pthread_create` asks for, and nothing else (`CLONE_VM`, `CLONE_FS`, `CLONE_FILES`, `CLONE_SIGHAND`, `CLONE_THREAD`,
-/// `CLONE_SYSVSEM`, `CLONE_SETTLS`, `CLONE_PARENT_SETTID`, `CLONE_CHILD_CLEARTID`): filters of programs that may not start
-/// others let no other `clone` pass, as QEMU's (`-sandbox spawn=deny`, libvirt's choice).
+/// What `pthread_create` asks for, and nothing else (`CLONE_VM`, `CLONE_FS`, `CLONE_FILES`, `CLONE_SIGHAND`,
+/// `CLONE_THREAD`, `CLONE_SYSVSEM`, `CLONE_SETTLS`, `CLONE_PARENT_SETTID`, `CLONE_CHILD_CLEARTID`). Filters of programs
+/// that may not start others let no other `clone` pass, as QEMU's (`-sandbox spawn=deny`, libvirt's choice).
 const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000 | 0x8_0000 | 0x10_0000 | 0x20_0000;
 
 /// A seat, which is mapped until the program ends.

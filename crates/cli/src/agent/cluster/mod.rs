@@ -243,7 +243,7 @@ impl Shared {
             Output::WakeAt(at) => state.wake = Some(at),
             Output::Up(address) => tracing::info!(target: CHANGES, "{address} is in cluster '{}'", self.role.name),
             Output::Down(address) => {
-                tracing::info!(target: CHANGES, "{address} is in cluster '{}' no more", self.role.name)
+                tracing::info!(target: CHANGES, "{address} is in cluster '{}' no more", self.role.name);
             }
             Output::Renewed(generation) => {
                 tracing::warn!("the cluster had taken this machine for dead; it is back");
