@@ -46,5 +46,6 @@ mod end_to_end {
     mod plain_device;
     mod prefetching;
     mod recipes;
+    mod stalled_donors;
     mod unmovable;
 }

@@ -31,6 +31,10 @@ pub const SLAB_SIZE_BYTES_MAX: u64 = 1 << 30;
 /// its pages have other copies, else see [`SOLE_COPY_PATIENCE`].
 pub const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
 
+/// A data connection that owes answers and brought nothing for so long makes its donor one that is not counted on: half
+/// of what gives it up, so that of two donors whose answers stall together neither is given up for the other's copies.
+pub const STALL_NOTICED: Duration = Duration::from_secs(1);
+
 /// A whole handshake, control or data, takes at most so long.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -245,6 +249,7 @@ const _: () = {
     assert!(SOLE_COPY_PATIENCE.as_millis() > SILENCE_DEADLINE.as_millis());
     assert!(SOLE_COPY_PATIENCE.as_millis() > REQUEST_DEADLINE.as_millis());
     assert!(REQUEST_DEADLINE.as_millis() >= 10 * LOOK_INTERVAL_MAX.as_millis());
+    assert!(STALL_NOTICED.as_millis() + HEARTBEAT_INTERVAL.as_millis() < REQUEST_DEADLINE.as_millis());
     assert!(2 * PROBE_PATIENCE.as_millis() < PROBE_PERIOD.as_millis());
     assert!(PAGE_ENTRIES_MAX <= u8::MAX as usize && LABEL_BYTES_MAX <= u8::MAX as usize);
     assert!(SENDERS_REMEMBERED_MAX >= MEMBERS_MAX);

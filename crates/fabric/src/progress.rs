@@ -17,7 +17,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::limits::LOOK_INTERVAL_MAX;
+use crate::limits::{LOOK_INTERVAL_MAX, STALL_NOTICED};
 use crate::units::PAGE_SIZE_BYTES;
 
 /// The watch over one connection, see the module text.
@@ -60,6 +60,11 @@ impl Progress {
         self.silence += now.saturating_duration_since(self.looked).min(LOOK_INTERVAL_MAX);
         self.looked = self.looked.max(now);
         self.silence > patience
+    }
+
+    /// Whether the last look found that nothing has come for [`STALL_NOTICED`].
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.silence >= STALL_NOTICED
     }
 }
 

@@ -24,7 +24,7 @@ struct Aligned([u8; PAGE * RUN_PAGES as usize]);
 
 /// What was written: the last acknowledged number of each page, and the run that had no answer.
 #[derive(Default)]
-struct Written {
+pub(crate) struct Written {
     acknowledged: HashMap<u64, u64>,
     unanswered: Option<(u64, u64)>,
     clock: u64,
@@ -43,7 +43,7 @@ fn stamp(bytes: &mut [u8], page: u64, number: u64) {
 
 impl Written {
     /// Writes runs all over the device, some again and again, until the device fails or `enough` says so.
-    fn write(&mut self, device: &Path, mut enough: impl FnMut(u64) -> bool) {
+    pub(crate) fn write(&mut self, device: &Path, mut enough: impl FnMut(u64) -> bool) {
         let file = open(device);
         let mut buffer = Box::new(Aligned([0; _]));
         for round in 0.. {
@@ -68,7 +68,7 @@ impl Written {
     }
 
     /// Every page is as acknowledged, or as in the write without an answer. What is found is the truth from here on.
-    fn check(&mut self, device: &Path) {
+    pub(crate) fn check(&mut self, device: &Path) {
         let file = open(device);
         let mut buffer = Box::new(Aligned([0; _]));
         let mut expected = vec![0; PAGE];

@@ -4,7 +4,8 @@
 //! written over TCP too.
 //!
 //! When the connection breaks (a link was down, packets were not acknowledged), requests in flight stay, and another
-//! connection is made ([`super::repair`]) while the donor is waited for ([`Patience`]). A request that the donor's
+//! connection is made ([`super::repair`]) while the donor is waited for ([`Patience`]). So it is when a connection
+//! reports nothing at all for [`REQUEST_DEADLINE`] and the donor is waited for longer. A request that the donor's
 //! device refuses is an error of ours or of the donor's: the queue pair is down at once. So it is when the TCP
 //! connection ends.
 //!
@@ -28,8 +29,8 @@ use super::remote_slabs::RemoteSlabs;
 use super::repair::Repair;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
-use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
-use crate::patience::Patience;
+use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
+use crate::patience::{DataPatience, Patience};
 use crate::progress::Progress;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::tcp::TcpQueuePair;
@@ -83,7 +84,9 @@ pub struct RdmaQueuePair {
     early: [Ended; COMPLETIONS_PER_POLL],
     early_count: usize,
     progress: Progress,
-    patience: Arc<Patience>,
+    /// The same since the connection was made.
+    connection_progress: Progress,
+    patience: DataPatience,
     repair: Arc<Repair>,
 }
 
@@ -127,7 +130,8 @@ impl RdmaQueuePair {
             early: [Ended::default(); COMPLETIONS_PER_POLL],
             early_count: 0,
             progress: Progress::new(Instant::now()),
-            patience: parts.patience,
+            connection_progress: Progress::new(Instant::now()),
+            patience: DataPatience::new(parts.patience),
             repair: Arc::new(repair),
         })
     }
@@ -160,6 +164,7 @@ impl RdmaQueuePair {
     fn post_by_rdma(&mut self, request: Request, now: Instant) {
         if self.in_flight_by_rdma() == 0 {
             self.progress.became_busy(now);
+            self.connection_progress.became_busy(now);
         }
         let place = self.free.pop().expect("there are as many places as credits").into();
         self.pending[place] = Some(request);
@@ -184,9 +189,10 @@ impl RdmaQueuePair {
 
     /// Takes the new connection, if it is there, and posts everything again: reads and whole pages written twice do no
     /// harm, as no other request for them was taken meanwhile.
-    fn mend(&mut self) {
+    fn mend(&mut self, now: Instant) {
         if self.reset() && self.repair.adopt(&mut self.connection) {
             (self.state, self.is_reset) = (State::Works, false);
+            self.connection_progress.became_busy(now);
             for place in 0..QUEUE_DEPTH_MAX {
                 if self.pending[place].is_some() && self.hand_over(place).is_err() {
                     return self.break_off();
@@ -200,6 +206,7 @@ impl RdmaQueuePair {
         let request = self.pending[place].take().expect("a request ends once");
         self.free.push(place as u16);
         self.progress.answered(now);
+        self.connection_progress.answered(now);
         self.credits.give_back();
         complete(Completion { tag: request.tag, result: Ok(()) });
     }
@@ -242,6 +249,7 @@ impl RdmaQueuePair {
         if !self.halt() {
             return 0;
         }
+        self.patience.tell(false);
         let mut ended = self.refused.len();
         for completion in self.refused.drain(..) {
             complete(completion);
@@ -320,7 +328,7 @@ impl QueuePair for RdmaQueuePair {
             return ended + self.take_down(complete);
         }
         if self.state == State::Broken {
-            self.mend();
+            self.mend(now);
         }
         if self.state == State::Works && self.in_flight_by_rdma() > 0 {
             match self.take_ended(now, &mut ended, complete) {
@@ -330,10 +338,12 @@ impl QueuePair for RdmaQueuePair {
             }
         }
         let waits = self.in_flight_by_rdma() > 0;
-        if waits && self.progress.is_overdue(now, self.patience.request())
-            || self.state == State::Broken && self.repair.has_failed()
-        {
+        let is_overdue = waits && self.progress.is_overdue(now, self.patience.request());
+        self.patience.tell(waits && self.progress.is_stalled());
+        if is_overdue || self.state == State::Broken && self.repair.has_failed() {
             ended += self.take_down(complete);
+        } else if waits && self.state == State::Works && self.connection_progress.is_overdue(now, REQUEST_DEADLINE) {
+            self.break_off();
         }
         ended
     }

@@ -25,7 +25,7 @@ use super::handshake;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::{HANDSHAKE_DEADLINE, QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
-use crate::patience::Patience;
+use crate::patience::{DataPatience, Patience};
 use crate::progress::Progress;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
@@ -72,7 +72,7 @@ pub struct TcpQueuePair {
     /// Bytes of the answer to request `answered` that came.
     received_bytes: usize,
     progress: Progress,
-    patience: Arc<Patience>,
+    patience: DataPatience,
     /// Where the data of abandoned reads goes.
     sink: Mapping,
 }
@@ -130,7 +130,7 @@ impl TcpQueuePair {
             sent_bytes: 0,
             received_bytes: 0,
             progress: Progress::new(Instant::now()),
-            patience,
+            patience: DataPatience::new(patience),
             sink,
         })
     }
@@ -293,12 +293,16 @@ impl TcpQueuePair {
     }
 
     fn missed_deadline(&mut self, now: Instant) -> bool {
-        self.answered < self.posted && self.progress.is_overdue(now, self.patience.request())
+        let owes = self.answered < self.posted;
+        let is_overdue = owes && self.progress.is_overdue(now, self.patience.request());
+        self.patience.tell(owes && self.progress.is_stalled());
+        is_overdue
     }
 
     /// Closes the socket, then ends every request in flight.
     pub(crate) fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
         self.socket = None;
+        self.patience.tell(false);
         let ended = (self.posted - self.answered) as usize;
         while self.answered < self.posted {
             let tag = self.pending[place_of(self.answered)].request.tag;

@@ -12,7 +12,9 @@
 //! 3. *Open.* Each heartbeat interval brings `Heard` or `Quiet`. Silence is counted in intervals without a word, not
 //!    read from a clock ([`Silence`]). From [`SILENCE_NOTICED`] on the Steward does not count on the donor, and each
 //!    further interval looks whether pages would be lost with it. Without such pages it is given up after
-//!    [`SILENCE_DEADLINE`], with them after [`PeerConfig::sole_copy_patience`].
+//!    [`SILENCE_DEADLINE`], with them after [`PeerConfig::sole_copy_patience`]. A donor that is heard while the
+//!    answers of a data connection stall is not counted on either, and it is looked what would be lost with it as long
+//!    as they do: the data connection gives it up by itself, or is told to wait.
 //! 4. *Ending.* [`Output::GiveUp`] was said; the shell closes the session and answers `Ended`.
 //! 5. *Over.* The donor was removed, or the device stops.
 //!
@@ -41,6 +43,8 @@ pub enum Input {
     Heard,
     /// It said nothing for one more heartbeat interval.
     Quiet,
+    /// A data connection owes answers and brings none: said in every interval while that lasts, and once when it is over.
+    Stalled(bool),
     /// The answer to [`Output::LookForSoleCopies`].
     Found {
         /// Whether some page has its only copy there.
@@ -112,7 +116,9 @@ pub struct Peer {
     /// The next one.
     pause: Duration,
     silence: Silence,
+    /// The Steward does not count on it: nothing is heard, or answers stall.
     is_silent: bool,
+    is_stalled: bool,
     is_dismissed: bool,
     /// It was silent: looked at again then, as its data connections may have counted for as long.
     look_again: Option<Instant>,
@@ -133,6 +139,7 @@ impl Peer {
             pause: RECONNECT_PAUSE_MIN,
             silence: Silence::default(),
             is_silent: false,
+            is_stalled: false,
             is_dismissed: false,
             look_again: None,
             is_judged: false,
@@ -154,6 +161,7 @@ impl Peer {
             (Input::Connected, Stage::Opening) => self.connected(),
             (Input::Heard, Stage::Opening | Stage::Open) => self.hear(now),
             (Input::Quiet, Stage::Opening | Stage::Open) => self.bear(),
+            (Input::Stalled(is_stalled), Stage::Open) => self.stall(now, is_stalled),
             (Input::Found { is_sole }, Stage::Opening | Stage::Open) => self.judge(now, is_sole),
             (Input::Ended, Stage::Opening | Stage::Open | Stage::Ending) => self.rest(now),
             _ => {}
@@ -205,9 +213,31 @@ impl Peer {
     fn hear(&mut self, now: Instant) {
         self.silence.is_broken();
         self.is_judged = false;
-        if std::mem::take(&mut self.is_silent) {
+        self.count_on_it(now);
+    }
+
+    /// It is heard and answers.
+    fn count_on_it(&mut self, now: Instant) {
+        if !self.is_stalled && std::mem::take(&mut self.is_silent) {
             self.outputs.push(Output::Silent(false));
             self.look_again = Some(now + SOLE_COPY_LOOK_INTERVAL);
+        }
+    }
+
+    fn stall(&mut self, now: Instant, is_stalled: bool) {
+        self.is_stalled = is_stalled;
+        if is_stalled {
+            self.do_not_count_on_it();
+            self.look_again = None;
+            self.outputs.push(Output::LookForSoleCopies);
+        } else if self.silence.observed() < SILENCE_NOTICED {
+            self.count_on_it(now);
+        }
+    }
+
+    fn do_not_count_on_it(&mut self) {
+        if !std::mem::replace(&mut self.is_silent, true) {
+            self.outputs.push(Output::Silent(true));
         }
     }
 
@@ -220,9 +250,7 @@ impl Peer {
             Stage::Opening if silence >= SILENCE_DEADLINE => self.give_up(GiveUp::Silence),
             Stage::Open if silence < SILENCE_NOTICED => self.outputs.push(Output::Ping),
             Stage::Open => {
-                if !std::mem::replace(&mut self.is_silent, true) {
-                    self.outputs.push(Output::Silent(true));
-                }
+                self.do_not_count_on_it();
                 self.is_judged = true;
                 self.outputs.push(Output::LookForSoleCopies);
             }
@@ -265,7 +293,7 @@ impl Peer {
     /// The session is over: rests, unless the donor is used no more.
     fn rest(&mut self, now: Instant) {
         self.silence.is_broken();
-        (self.is_silent, self.is_judged, self.look_again) = (false, false, None);
+        (self.is_silent, self.is_stalled, self.is_judged, self.look_again) = (false, false, false, None);
         if self.is_dismissed {
             return self.end();
         }

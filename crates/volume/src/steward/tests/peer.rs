@@ -24,6 +24,7 @@ struct World {
     is_dismissed: bool,
     /// What the Steward knows.
     is_silent: bool,
+    is_stalled: bool,
     patience: Option<Duration>,
     /// Intervals without a word.
     waits: u32,
@@ -50,6 +51,7 @@ impl World {
             is_over: false,
             is_dismissed: false,
             is_silent: false,
+            is_stalled: false,
             patience: None,
             waits: 0,
             failures: 0,
@@ -92,10 +94,11 @@ impl World {
             Input::Connected if self.is_linked && !self.is_connected && !self.is_given_up => {
                 (self.waits, self.failures, self.is_connected) = (0, 0, true);
             }
+            Input::Stalled(is_stalled) if self.is_connected && !self.is_given_up => self.is_stalled = is_stalled,
             Input::Ended if self.is_linked => {
                 self.failures += 1;
                 (self.is_linked, self.is_connected, self.is_given_up) = (false, false, false);
-                (self.waits, self.is_silent) = (0, false);
+                (self.waits, self.is_silent, self.is_stalled) = (0, false, false);
             }
             Input::Dismissed => self.is_dismissed = true,
             _ => {}
@@ -156,7 +159,10 @@ impl World {
             assert!(!has_ended || wakes_in == doubled.min(RECONNECT_PAUSE_MAX), "{wakes_in:?}");
         }
         if self.is_connected && !self.is_given_up {
-            assert_eq!(self.is_silent, silence >= SILENCE_NOTICED, "the Steward knows of its silence");
+            let is_not_counted_on = silence >= SILENCE_NOTICED || self.is_stalled;
+            assert_eq!(self.is_silent, is_not_counted_on, "the Steward knows of its silence");
+            let is_waited_for = self.patience == Some(SOLE_COPY_PATIENCE);
+            assert!(input != Input::Stalled(true) || is_waited_for == self.is_sole, "answers that stall are judged");
         }
         assert!(self.is_linked || self.wake_at.is_some_and(|at| at > self.now) || input != Input::Tick);
     }
@@ -231,6 +237,24 @@ fn after_a_silence_it_is_looked_at_again_until_it_can_be_spared() {
 }
 
 #[test]
+fn answers_that_stall_are_waited_for_while_pages_would_be_lost() {
+    let mut world = World::open(true, false);
+    world.feed(Input::Stalled(true));
+    assert_eq!((world.is_silent, world.patience), (true, None), "others have its pages");
+    // The other donor's answers stall, too.
+    world.is_sole = true;
+    world.feed(Input::Heard);
+    world.feed(Input::Stalled(true));
+    assert_eq!((world.is_silent, world.patience), (true, Some(SOLE_COPY_PATIENCE)));
+    world.is_sole = false;
+    world.feed(Input::Stalled(false));
+    assert!(!world.is_silent && world.given_up.is_empty());
+    world.now = world.wake_at.expect("it is looked at again");
+    world.feed(Input::Tick);
+    assert_eq!((world.patience, world.wake_at), (None, None));
+}
+
+#[test]
 fn pauses_double_to_their_bound_and_a_session_makes_them_short_again() {
     let mut world = World::new(true, false);
     let mut pauses = Vec::new();
@@ -300,6 +324,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => prop::sample::select(vec![Tick, Welcomed, Connected, Heard, Heard, Ended]).prop_map(Step::Feed),
         6 => prop_oneof![4 => 1..6_u32, 1 => 100..130_u32].prop_map(Step::Quiet),
         2 => any::<bool>().prop_map(Step::Sole),
+        4 => any::<bool>().prop_map(|is_stalled| Step::Feed(Input::Stalled(is_stalled))),
         2 => (0..3000_u64).prop_map(Step::Pass),
         6 => Just(Step::Wake),
         6 => Just(Step::Connect),
