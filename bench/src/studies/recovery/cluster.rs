@@ -186,8 +186,8 @@ impl<'shop> Cluster<'shop> {
         Ok((lent_bytes, begun, ended))
     }
 
-    /// Other programs take what the small machine has, but for a quarter of the headroom. How much the donor has to
-    /// give back, and how long it takes until the headroom is there again.
+    /// Other programs take what the small machine has, but a quarter of the headroom. How much the donor has to give
+    /// back, and how long it takes until the headroom is there again.
     pub(super) fn squeeze(&self) -> Result<(u64, Duration), HarnessError> {
         let (headroom_bytes, group) = (self.sizes.headroom.0, &self.small_machine);
         let limit_bytes = group.leave_room(headroom_bytes / 4)?;

@@ -131,8 +131,8 @@ impl Pages {
         }
     }
 
-    /// Reads and writes the pages that belong to `worker` of `workers`, until `is_over`; when each request ended. A
-    /// slab is asked for by Zipf's law, and each of its pages as often as the others.
+    /// Reads and writes the pages that belong to `worker` of `workers`, until `is_over`; when each request ended.
+    /// A slab is asked for by Zipf's law, and each of its pages as often as the others.
     pub(super) fn work(
         &self,
         (worker, workers): (u64, u64),
