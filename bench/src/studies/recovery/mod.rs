@@ -1,6 +1,6 @@
 //! What it takes until all is well again: a donor is killed or falls silent, dies under a load, is drained, or needs
-//! its memory for its own machine. Donors and device are processes of their own; a load and probes in this process verify
-//! every page.
+//! its memory for its own machine. Donors and device are processes of their own; a load and probes in this process
+//! verify every page.
 //!
 //! One round is one cluster, and its cases follow each other in it (the file that has each step):
 //! 1. Donors are killed, one after the other, and then one is stopped, while probes read pages that only came from it
