@@ -66,7 +66,6 @@ fn a_device_gets_other_donors_while_it_is_written_to() {
     let said = said.done("remove-donor");
     let told: Value = serde_json::from_slice(&said.output).unwrap();
     assert_eq!(told["removed"], true);
-    assert!(said.errors.contains(" moved"), "progress is told: {}", said.errors);
     let left = donors(&stage);
     assert!(left.len() == 1 && left[0].0 == two && left[0].1 >= 20, "{left:?}");
     assert_eq!(stage.device()["pages_lost"], 0);
