@@ -94,11 +94,13 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
 fn is_refused_without_memory(guest: &Guest) {
     // At least 32 MiB are in swap, and a sixteenth of the memory is to stay, 16 MiB of which are kept back now.
     guest.said(
-        "mount -o remount,size=100% /dev/shm; available=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo); \
-         fallocate -l $((available - 44))M /dev/shm/ballast",
+        // Memory of which nothing can leave.
+        "mkdir /ballast; mount -t tmpfs -o size=100%,noswap ballast /ballast; \
+         available=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo); \
+         fallocate -l $((available - 44))M /ballast/ballast",
     );
     let refusal = guest.run("spillway swap off");
     assert!(refusal.status != 0 && refusal.errors.contains("are lacking"), "{refusal:?}");
-    guest.said("rm /dev/shm/ballast");
+    guest.said("umount /ballast");
     assert_eq!(guest.device()["pages_lost"], 0);
 }
