@@ -45,8 +45,6 @@ struct LinkThread<'a> {
     peer: Peer,
     resolver: Resolver,
     orders: Orders,
-    /// The Peer knows that answers stall.
-    told_stalled: bool,
 }
 
 /// What the Peer has decided, and the thread has not done yet.
@@ -64,7 +62,7 @@ impl<'a> LinkThread<'a> {
             if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
         let keeps_several_copies = shared.volume.keeps_several_copies();
         let peer = Peer::new(PeerConfig { sole_copy_patience, keeps_several_copies }, Instant::now());
-        Self { shared, donor, peer, resolver: Resolver::default(), orders: Orders::default(), told_stalled: false }
+        Self { shared, donor, peer, resolver: Resolver::default(), orders: Orders::default() }
     }
 
     fn run(&mut self) {
@@ -104,10 +102,7 @@ impl<'a> LinkThread<'a> {
         if self.peer.wake_at().is_some_and(|at| at <= Instant::now()) {
             self.tell(Input::Tick);
         }
-        let is_stalled = self.donor.patience().is_stalled();
-        if std::mem::replace(&mut self.told_stalled, is_stalled) || is_stalled {
-            self.tell(Input::Stalled(is_stalled));
-        }
+        self.tell(Input::Stalled(self.donor.patience().is_stalled()));
     }
 
     fn tell(&mut self, input: Input) {

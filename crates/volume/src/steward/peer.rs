@@ -43,7 +43,7 @@ pub enum Input {
     Heard,
     /// It said nothing for one more heartbeat interval.
     Quiet,
-    /// A data connection owes answers and brings none: said in every interval while that lasts, and once it is over.
+    /// Whether a data connection owes answers and brings none: said in every interval.
     Stalled(bool),
     /// The answer to [`Output::LookForSoleCopies`].
     Found {
