@@ -167,7 +167,10 @@ impl Guest {
 
     /// What our processes in the guest logged at last, as far as the guest still answers.
     pub(crate) fn logs(&self) -> String {
-        let script = self.script("spillway status; tail -n 60 /run/spillway/*.log");
+        let script = self.script(
+            "set +e; spillway status; tail -n 60 /run/spillway/*.log; [ ! -d /run/systemd/system ] || { systemctl list-jobs; \
+             systemctl status --no-pager spillway; journalctl --no-pager -n 100; }",
+        );
         self.machine.run(&script, WITHIN).map_or_else(|failure| failure.to_string(), |said| said.output)
     }
 
