@@ -54,7 +54,8 @@ pub const CONNECTIONS_PER_SOURCE_MAX: usize = CONNECTIONS_MAX / 2;
 /// Sessions from one source, for the same reason.
 pub const SESSIONS_PER_SOURCE_MAX: usize = SESSIONS_MAX / 2;
 
-/// How often the machine's memory is looked at; with [`AVAILABLE_WEIGHT`], a change is believed within some seconds.
+/// How often the machine's memory is looked at: a fall is believed after two of these, a rise, with
+/// [`AVAILABLE_WEIGHT`], within some seconds.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Weight of the newest sample of available memory (Infiniswap's beta).

@@ -1,7 +1,7 @@
 //! How much may be lent: the user's quota, and what keeps the machine's own programs at ease.
 //!
 //! The machine's available memory is smoothed (Infiniswap's EWMA), so that a short burst neither stops lending nor
-//! recalls slabs. What the donor itself takes and returns is known exactly and counted at once; otherwise a burst of
+//! recalls slabs. A fall that two samples in a row show is believed at once. What the donor itself takes and returns is known exactly and counted at once; otherwise a burst of
 //! leases would all be granted from one old sample. Decisions only: samples come from
 //! [`host_memory`](crate::host_memory).
 
@@ -17,6 +17,8 @@ pub struct Capacity {
     headroom_bytes: u64,
     /// Smoothed; a fraction of a byte is lost in each step, which is no matter.
     available_bytes: u64,
+    /// The newest sample, with what the donor took and returned since.
+    sampled_bytes: u64,
     under_pressure: bool,
 }
 
@@ -36,28 +38,39 @@ pub struct Holdings {
 impl Capacity {
     /// Bounds on a machine whose memory looks like `first`.
     pub fn new(quota_bytes: u64, headroom_bytes: u64, first: MemorySample) -> Self {
-        let mut capacity =
-            Self { quota_bytes, headroom_bytes, available_bytes: first.available_bytes, under_pressure: false };
+        let available_bytes = first.available_bytes;
+        let mut capacity = Self {
+            quota_bytes,
+            headroom_bytes,
+            available_bytes,
+            sampled_bytes: available_bytes,
+            under_pressure: false,
+        };
         capacity.observe(first);
         capacity
     }
 
-    /// Takes a new sample in.
+    /// Takes a new sample in. A rise and one low sample are smoothed. Two low samples are believed, as far as both show
+    /// them: a program that lasts so long takes the headroom before the average has followed.
     pub fn observe(&mut self, sample: MemorySample) {
         let old = self.available_bytes as f64;
         let smoothed = AVAILABLE_WEIGHT * sample.available_bytes as f64 + (1.0 - AVAILABLE_WEIGHT) * old;
-        self.available_bytes = smoothed as u64;
+        let lasting_bytes = sample.available_bytes.max(self.sampled_bytes);
+        self.available_bytes = (smoothed as u64).min(lasting_bytes);
+        self.sampled_bytes = sample.available_bytes;
         self.under_pressure = sample.pressure_percent.is_some_and(|percent| percent >= PRESSURE_PERCENT_MAX);
     }
 
     /// The donor took memory from the machine.
     pub fn taken(&mut self, bytes: u64) {
         self.available_bytes = self.available_bytes.saturating_sub(bytes);
+        self.sampled_bytes = self.sampled_bytes.saturating_sub(bytes);
     }
 
     /// The donor gave memory back to the machine.
     pub fn returned(&mut self, bytes: u64) {
         self.available_bytes = self.available_bytes.saturating_add(bytes);
+        self.sampled_bytes = self.sampled_bytes.saturating_add(bytes);
     }
 
     /// Changes the quota.
@@ -99,7 +112,9 @@ impl Capacity {
     /// What could be lent and is not, whether it is kept for a borrower or not.
     pub fn reservable_bytes(&self, holdings: Holdings) -> u64 {
         let within_quota = self.quota_bytes.saturating_sub(holdings.lent_bytes);
-        within_quota.min(self.takeable_bytes().saturating_add(holdings.prepared_bytes))
+        // Prepared slabs that the headroom needs are given up, not lent.
+        let prepared_bytes = holdings.prepared_bytes.saturating_sub(self.missing_headroom_bytes());
+        within_quota.min(self.takeable_bytes().saturating_add(prepared_bytes))
     }
 
     /// What could be prepared on top of what is. While a slab is made it is neither takeable nor prepared; so what is
@@ -152,6 +167,14 @@ mod tests {
     }
 
     #[test]
+    fn prepared_slabs_that_the_headroom_needs_are_not_lent() {
+        let capacity = Capacity::new(1000, 30, sample(10));
+        let holdings = Holdings { prepared_bytes: 50, ..Holdings::default() };
+        assert_eq!(capacity.prepared_excess_bytes(holdings), 20);
+        assert_eq!(capacity.lendable_bytes(holdings), 30);
+    }
+
+    #[test]
     fn a_burst_of_leases_is_not_granted_from_one_old_sample() {
         let mut capacity = Capacity::new(1000, 0, sample(100));
         let mut holdings = Holdings::default();
@@ -172,9 +195,29 @@ mod tests {
         let holdings = Holdings { lent_bytes: 500, ..Holdings::default() };
         capacity.observe(sample(0));
         assert_eq!(capacity.shortage_bytes(holdings), 0);
-        (0..30).for_each(|_| capacity.observe(sample(0)));
-        assert!(capacity.shortage_bytes(holdings) > 90);
+        capacity.observe(sample(0));
+        assert_eq!(capacity.shortage_bytes(holdings), 100);
         assert_eq!(capacity.lendable_bytes(holdings), 0);
+    }
+
+    #[test]
+    fn low_samples_that_are_not_in_a_row_recall_nothing() {
+        let mut capacity = Capacity::new(1000, 100, sample(200));
+        for _ in 0..30 {
+            capacity.observe(sample(120));
+            capacity.observe(sample(200));
+            assert_eq!(capacity.shortage_bytes(Holdings { lent_bytes: 500, ..Holdings::default() }), 0);
+        }
+    }
+
+    #[test]
+    fn what_the_donor_takes_is_no_low_sample() {
+        let mut capacity = Capacity::new(1000, 100, sample(200));
+        capacity.taken(50);
+        capacity.observe(sample(150));
+        capacity.returned(50);
+        capacity.observe(sample(200));
+        assert_eq!(capacity.available_bytes(), 200);
     }
 
     #[test]
