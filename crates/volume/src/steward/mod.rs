@@ -386,9 +386,13 @@ impl Steward {
     }
 
     fn recall(&mut self, location: Location, pages: &dyn Pages) {
-        // Released meanwhile, or recalled twice.
-        let Some(slab) = pages.find(location) else { return };
-        self.bring_away(slab, location, Reason::Recall);
+        if let Some(slab) = pages.find(location) {
+            self.bring_away(slab, location, Reason::Recall);
+        } else if let Some(lease) = self.placing.recalled(location) {
+            self.donors.returned(location.donor);
+            self.outputs.push(Output::GiveBack { lease });
+        }
+        // Others were released meanwhile, or are recalled twice.
     }
 
     /// A recalled copy may stay. One at a donor that is removed, or not trusted, leaves all the same.
@@ -396,6 +400,7 @@ impl Steward {
         if self.donors.is_distrusted(location.donor) {
             return;
         }
+        self.placing.withdrawn(location);
         let is_leaving = self.donors.view(location.donor).is_some_and(|view| view.is_leaving);
         if let Some(slab) = self.moving.withdraw(location, is_leaving) {
             self.outputs.push(Output::Migrating { slab, is_migrating: false });
@@ -436,6 +441,7 @@ impl Steward {
         let filled = ended.leases.iter().filter_map(|(lease, copy_index)| Some(((*copy_index)?, lease.location)));
         let copies = filled.collect();
         self.placement_ended(slab, ended.purpose, copies, pages);
+        ended.wanted_back.into_iter().for_each(|location| self.recall(location, pages));
     }
 
     /// A placement has found what it could: `copies` are new and empty.

@@ -22,7 +22,7 @@ use super::pages::Pages;
 use super::placement::{self, Candidate, Random, XorShift};
 use super::{Lease, Output, StewardConfig};
 use crate::limits::{CONTROL_REPLY_DEADLINE, COPIES_MAX, LEASE_DEADLINE_PER_GIBIBYTE, OFFER_USED_TIME, PLACEMENTS_MAX};
-use crate::slab_map::slab_entry::{CopyLocations, DonorSlot};
+use crate::slab_map::slab_entry::{CopyLocations, DonorSlot, Location};
 
 const GIBIBYTE: f64 = (1u64 << 30) as f64;
 
@@ -85,6 +85,8 @@ struct Placement {
     /// Donors that are not asked any more.
     passed: Vec<DonorSlot>,
     leases: Vec<Lease>,
+    /// Those that their donors want back while they are put in place.
+    wanted_back: Vec<Location>,
     stage: Stage,
 }
 
@@ -95,6 +97,8 @@ pub struct Ended {
     pub purpose: Purpose,
     /// What was leased, and its copy index.
     pub leases: Vec<(Lease, Option<usize>)>,
+    /// Those of them that their donors want back already.
+    pub wanted_back: Vec<Location>,
 }
 
 /// What a step of a placement needs.
@@ -233,6 +237,27 @@ impl Placing {
         back
     }
 
+    /// A donor wants a slab back that is in no copy index yet. The lease that goes back, if a placement has it: the
+    /// slab is looked for elsewhere. One that is being put in place is told by [`Ended::wanted_back`].
+    pub fn recalled(&mut self, location: Location) -> Option<Lease> {
+        for placement in self.going_on.values_mut() {
+            let Some(at) = placement.leases.iter().position(|lease| lease.location == location) else { continue };
+            if !matches!(placement.stage, Stage::Placing) {
+                placement.passed.push(location.donor);
+                return Some(placement.leases.remove(at));
+            }
+            if !placement.wanted_back.contains(&location) {
+                placement.wanted_back.push(location);
+            }
+        }
+        None
+    }
+
+    /// A donor does not want a slab back after all.
+    pub fn withdrawn(&mut self, location: Location) {
+        self.going_on.values_mut().for_each(|placement| placement.wanted_back.retain(|other| *other != location));
+    }
+
     /// Whether a placement has a slab of `donor`.
     pub fn has_lease_of(&self, donor: DonorSlot) -> bool {
         self.going_on.values().any(|placement| placement.leases.iter().any(|lease| lease.location.donor == donor))
@@ -249,7 +274,7 @@ impl Placing {
             "each lease is answered"
         );
         let leases = placement.leases.into_iter().zip(copy_indexes.iter().copied()).collect();
-        Ended { purpose: placement.purpose, leases }
+        Ended { purpose: placement.purpose, leases, wanted_back: placement.wanted_back }
     }
 
     /// Takes every placement as far as it goes, and starts others. Returns those that ended without a lease.
@@ -264,8 +289,8 @@ impl Placing {
             let Waiting { purpose, avoid } = self.waiting.remove(&slab).expect("it was just found there");
             let copies_max = if purpose == Purpose::Move { COPIES_MAX } else { context.config.replicas };
             let passed = avoid.into_iter().collect();
-            let (leases, stage) = (Vec::new(), Stage::Idle);
-            let placement = Placement { purpose, copies_max, leaving: avoid, passed, leases, stage };
+            let (leases, wanted_back, stage) = (Vec::new(), Vec::new(), Stage::Idle);
+            let placement = Placement { purpose, copies_max, leaving: avoid, passed, leases, wanted_back, stage };
             self.going_on.insert(slab, placement);
             self.step(slab, context, &mut fruitless);
         }

@@ -39,6 +39,46 @@ fn a_recalled_slab_is_moved_with_its_pages() {
     world.check_settled();
 }
 
+/// A slab of two copies of which one was lent, until `is_reached`; the donor that lent it, and its handle.
+fn half_placed(world: &mut World, is_reached: impl Fn(&World) -> bool) -> (usize, SlabHandle) {
+    world.write(0);
+    while !is_reached(world) {
+        world.answer(0);
+    }
+    let first = (0..).zip(&world.donors).find_map(|(at, donor)| Some((at, *donor.lent.first()?)));
+    first.expect("one has lent a slab")
+}
+
+#[test]
+fn a_lease_that_is_recalled_before_it_has_its_place_goes_back() {
+    let has_lent = |world: &World| world.donors.iter().any(|donor| !donor.lent.is_empty());
+    let mut world = World::new(2, false, 1, &[9, 9, 9]);
+    let (donor, handle) = half_placed(&mut world, has_lent);
+    world.recall(donor, handle);
+    assert!(world.donors[donor].lent.is_empty(), "no page is there yet");
+    world.settle();
+    assert!(world.holders(0).len() == 2 && !world.holders(0).contains(&(donor as u16)));
+    world.check_settled();
+}
+
+#[test]
+fn a_lease_that_is_recalled_while_it_gets_its_place_is_moved() {
+    for is_withdrawn in [false, true] {
+        let mut world = World::new(2, false, 1, &[9, 9, 9]);
+        let (donor, handle) = half_placed(&mut world, |world| !world.places.is_empty());
+        world.recall(donor, handle);
+        if is_withdrawn {
+            world.withdraw(donor, handle);
+        }
+        world.settle();
+        world.write(0);
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.donors[donor].lent.contains(&handle), is_withdrawn);
+        assert_eq!((world.holders(0).len(), world.steward.recalls_under_way()), (2, 0));
+        world.check_settled();
+    }
+}
+
 #[test]
 fn slabs_leave_a_donor_that_is_not_trusted_and_it_gets_no_more() {
     let mut world = filled(1, false, 4, &[9, 9, 9]);
