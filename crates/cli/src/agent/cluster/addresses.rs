@@ -1,11 +1,14 @@
 //! Where this machine hears datagrams, where others reach it, and what the seeds' names mean.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::failure::Failure;
+
+/// An address that no machine has (RFC 5737): the way to it is the default route.
+const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 7070);
 
 /// The addresses of all seeds that can be looked up, and the errors of the others.
 pub(super) fn look_up(seeds: &[String]) -> (Vec<SocketAddr>, Vec<String>) {
@@ -50,20 +53,61 @@ pub(super) fn reachable(bound: SocketAddr, seeds: &[SocketAddr]) -> Result<Socke
     let found = found.or_else(|| seeds.iter().find_map(toward));
     let ip = found.ok_or_else(|| {
         Failure::Failed(
-            "this machine's own address is not known, because no seed can be looked up; set address in [cluster]"
+            "this machine's own address is not known, because no seed can be reached; set address in [cluster]"
                 .to_owned(),
         )
     })?;
     Ok(SocketAddr::new(ip, bound.port()))
 }
 
-/// [`reachable`] of a machine with a donor: others connect to the donor where they send datagrams.
-pub(super) fn reachable_with_donor(
-    bound: SocketAddr,
-    donor: Option<SocketAddr>,
-    seeds: &[SocketAddr],
-) -> Result<SocketAddr, Failure> {
-    let address = reachable(bound, seeds)?;
+/// Where others reach the first machine of a cluster, which has no seed that would tell: at the address from which the
+/// default route begins, or, without one, at the only address that other machines can know.
+pub(super) fn reachable_alone(bound: SocketAddr) -> Result<SocketAddr, Failure> {
+    if !bound.ip().is_unspecified() {
+        return Ok(bound);
+    }
+    let failed = |error| Failure::during("looking for this machine's own address", error);
+    let of_machine: Vec<IpAddr> =
+        if_addrs::get_if_addrs().map_err(failed)?.iter().map(if_addrs::Interface::ip).collect();
+    let of_route = way_to(OUTSIDE).ok();
+    alone_at(&of_machine, of_route, bound.is_ipv6()).map(|ip| SocketAddr::new(ip, bound.port()))
+}
+
+/// The address of [`reachable_alone`] among those of the machine.
+fn alone_at(of_machine: &[IpAddr], of_route: Option<IpAddr>, hears_ipv6: bool) -> Result<IpAddr, Failure> {
+    let is_known_outside = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => hears_ipv6 && !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let mut outside: Vec<IpAddr> = of_machine.iter().copied().filter(is_known_outside).collect();
+    outside.sort_unstable();
+    outside.dedup();
+    if let Some(ip) = of_route.filter(|ip| outside.contains(ip)) {
+        return Ok(ip);
+    }
+    // A machine has one address of version 4 and several of version 6 more often than not.
+    let of_version_4: Vec<IpAddr> = outside.iter().copied().filter(IpAddr::is_ipv4).collect();
+    let some = if of_version_4.is_empty() { &outside } else { &of_version_4 };
+    match some[..] {
+        [only] => Ok(only),
+        [] => Err(Failure::Failed(
+            "this machine has no address that other machines reach; set one up, or set listen = \"127.0.0.1:7070\" in \
+             [cluster] to use this machine alone"
+                .to_owned(),
+        )),
+        _ => {
+            let all: Vec<String> = some.iter().map(IpAddr::to_string).collect();
+            Err(Failure::Failed(format!(
+                "this machine has several addresses ({}), and neither a seed nor a default route tells which one other \
+                 machines reach; set address in [cluster]",
+                all.join(", ")
+            )))
+        }
+    }
+}
+
+/// Fails if others do not reach a machine's donor where they send datagrams, at `address`.
+pub(super) fn check_donor(address: SocketAddr, donor: Option<SocketAddr>) -> Result<(), Failure> {
     let reaches = |donor: SocketAddr| {
         donor.port() == address.port() && (donor.ip().is_unspecified() || donor.ip() == address.ip())
     };
@@ -72,7 +116,7 @@ pub(super) fn reachable_with_donor(
             "the donor listens at {donor} and datagrams are heard at {address}, but other machines know one address for \
              both; leave listen out of [cluster], or set it to the donor's"
         ))),
-        _ => Ok(address),
+        _ => Ok(()),
     }
 }
 
@@ -108,11 +152,9 @@ mod tests {
     #[test]
     fn the_donor_must_be_where_the_datagrams_are() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let seeds = [address("127.0.0.1:7070")];
-        let with = |bound: &str, donor: &str| reachable_with_donor(address(bound), Some(address(donor)), &seeds);
-        assert!(reachable_with_donor(address("10.1.2.3:7070"), None, &seeds).is_ok());
+        let with = |bound: &str, donor: &str| check_donor(address(bound), Some(address(donor)));
+        assert!(check_donor(address("10.1.2.3:7070"), None).is_ok());
         assert!(with("10.1.2.3:7070", "10.1.2.3:7070").is_ok() && with("10.1.2.3:7070", "0.0.0.0:7070").is_ok());
-        assert!(with("0.0.0.0:7070", "127.0.0.1:7070").is_ok(), "the way to the seeds begins there");
         for (bound, donor) in [("10.1.2.3:7071", "10.1.2.3:7070"), ("10.1.2.3:7070", "127.0.0.1:7070")] {
             assert!(with(bound, donor).unwrap_err().to_string().contains("listen"));
         }
@@ -127,5 +169,26 @@ mod tests {
         assert!(reachable(address("0.0.0.0:1"), &[]).unwrap_err().to_string().contains("address in [cluster]"));
         let far = [address("10.1.2.3:7070")];
         assert!(reachable(address("127.0.0.1:1"), &far).unwrap_err().to_string().contains("listen"));
+    }
+
+    #[test]
+    fn the_first_machine_of_a_cluster_has_the_address_of_its_route_or_its_only_one() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let of_machine = ["127.0.0.1", "::1", "169.254.7.7", "fe80::1", "10.77.0.1", "2001:db8::1"].map(ip);
+        assert_eq!(alone_at(&of_machine, None, false).unwrap(), ip("10.77.0.1"));
+        assert_eq!(alone_at(&of_machine, None, true).unwrap(), ip("10.77.0.1"));
+        assert_eq!(alone_at(&of_machine[5..], None, true).unwrap(), ip("2001:db8::1"));
+        let two = [ip("10.77.0.1"), ip("172.17.0.1")];
+        assert_eq!(alone_at(&two, Some(ip("172.17.0.1")), false).unwrap(), ip("172.17.0.1"));
+        let unsure = alone_at(&two, None, false).unwrap_err().to_string();
+        assert!(unsure.contains("10.77.0.1, 172.17.0.1") && unsure.contains("address in [cluster]"), "{unsure}");
+        let none = alone_at(&of_machine[..4], Some(ip("127.0.0.1")), true).unwrap_err().to_string();
+        assert!(none.contains("127.0.0.1:7070"), "{none}");
+    }
+
+    #[test]
+    fn a_machine_that_hears_at_one_address_is_reached_there() {
+        let bound = "127.0.0.1:7070".parse().unwrap();
+        assert_eq!(reachable_alone(bound).unwrap(), bound);
     }
 }
