@@ -1,7 +1,8 @@
 //! Every slab that has fewer copies than promised gets them in a bound, as soon as that is possible.
 //!
 //! It is possible while the borrower reaches the pages, at a donor or on its disk, and a donor that it uses could take
-//! a copy, or holds one that misses pages. A slab that was placed while too few donors were known, or had room, counts
+//! a copy, or holds one that misses pages. A copy at a donor that has fallen silent is waited for until the session is
+//! over, which the borrower's patience bounds; the bound begins then. A slab that was placed while too few donors were known, or had room, counts
 //! the copies that it never had as lost; this bound ends that.
 
 use std::time::Duration;
@@ -59,8 +60,9 @@ impl Cluster {
             })
         };
         let has_source = entry.is_on_disk || (0..COPIES_MAX).any(|copy| entry.valid[copy] && is_open(copy));
-        let has_target =
-            (0..COPIES_MAX).any(|copy| !entry.valid[copy] && is_open(copy)) || self.has_room_elsewhere(borrower, entry);
+        let is_waited_for = (0..COPIES_MAX).any(|copy| entry.locations[copy].is_some() && !is_open(copy));
+        let has_target = (0..COPIES_MAX).any(|copy| !entry.valid[copy] && is_open(copy))
+            || (!is_waited_for && self.has_room_elsewhere(borrower, entry));
         has_source && has_target
     }
 }
