@@ -237,6 +237,12 @@ pub(crate) const KEY_TEXT_BYTES_MAX: u64 = 256;
 /// emulated machines take minutes.
 pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(180);
 
+/// How often setup asks systemd meanwhile whether the service fails.
+pub(crate) const SETUP_LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A service that was started again so often does not start: setup says why, and does not wait for the deadline.
+pub(crate) const SETUP_RESTARTS_MAX: u32 = 3;
+
 const _: () = {
     assert!(SLAB_SIZE_BYTES_DEFAULT >= spillway_fabric::limits::SLAB_SIZE_BYTES_MIN);
     assert!(SLAB_SIZE_BYTES_DEFAULT <= spillway_fabric::limits::SLAB_SIZE_BYTES_MAX);

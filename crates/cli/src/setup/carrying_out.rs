@@ -18,6 +18,9 @@ use crate::output;
 use crate::registry::{Kind, Registry};
 use crate::status;
 
+/// The unit of the package.
+const SERVICE: &str = "spillway.service";
+
 /// Does one step and says so.
 pub(crate) fn carry_out(step: &Step) -> Result<(), Failure> {
     match step {
@@ -42,7 +45,7 @@ pub(crate) fn carry_out(step: &Step) -> Result<(), Failure> {
 
 /// Whether a step starts the service or has it read its configuration again.
 pub(crate) fn starts_service(step: &Step) -> bool {
-    matches!(step, Step::Run(words) if words.contains(&"spillway.service"))
+    matches!(step, Step::Run(words) if words.contains(&SERVICE))
 }
 
 /// At most as much as two keys and their line ends need; the rest is not read.
@@ -76,6 +79,22 @@ fn run(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
+/// How often systemd started the service again, because it had failed.
+fn restarts() -> u32 {
+    printed(&["systemctl", "show", "--property", "NRestarts", "--value", SERVICE]).trim().parse().unwrap_or(0)
+}
+
+/// What a command writes; nothing if it cannot be run.
+fn printed(words: &[&str]) -> String {
+    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    output.map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The last error in lines of the service's journal.
+fn last_complaint(journal: &str) -> Option<&str> {
+    journal.lines().rev().find_map(|line| line.strip_prefix("spillway: "))
+}
+
 /// Waits until the agent answers, and until swap is on if it borrows.
 pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
@@ -88,8 +107,29 @@ pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
         let seconds = limits::SETUP_DEADLINE.as_secs();
         Failure::Failed(format!("{what} after {seconds} s; it goes on trying, and `journalctl -u spillway` says why"))
     };
-    if !wait_until(deadline, || is_running(Kind::Agent, &|_| true)) {
+    let mut look_at = Instant::now();
+    let mut starts_again = || {
+        let is_due = Instant::now() >= look_at;
+        if is_due {
+            look_at = Instant::now() + limits::SETUP_LOOK_INTERVAL;
+        }
+        is_due && restarts() >= limits::SETUP_RESTARTS_MAX
+    };
+    let mut has_failed = false;
+    let is_decided = || {
+        let runs = is_running(Kind::Agent, &|_| true);
+        has_failed = !runs && starts_again();
+        runs || has_failed
+    };
+    if !wait_until(deadline, is_decided) {
         return Err(late("the agent does not answer"));
+    }
+    if has_failed {
+        return Err(Failure::Failed(format!(
+            "the agent ends as soon as it starts{}; mend that, then `systemctl restart spillway`",
+            last_complaint(&printed(&["journalctl", "--unit", SERVICE, "--output", "cat", "--lines", "50"]))
+                .map_or_else(|| "; `journalctl -u spillway` says why".to_owned(), |said| format!(": {said}"))
+        )));
     }
     if answers.borrow_bytes.is_none() {
         return output::text("the agent runs\n");
@@ -99,4 +139,18 @@ pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
         return Err(late("swap is not on: no machine of the cluster lends yet"));
     }
     output::text("swap is on\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_of_the_journal_is_told() {
+        let journal = "the configuration is good\nspillway: no address\nthe configuration is good\nspillway: no key\nMain \
+                       process exited, code=exited, status=1/FAILURE\n";
+        assert_eq!(last_complaint(journal), Some("no key"));
+        assert_eq!(last_complaint("the configuration is good\n"), None);
+        assert_eq!(printed(&["a-program-that-is-not-there"]), "");
+    }
 }
