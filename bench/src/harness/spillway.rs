@@ -138,6 +138,8 @@ pub struct RunReport {
     pub major_faults: u64,
     /// What the pager did; `None` over a swap device.
     pub pager: Option<PagerReport>,
+    /// The most memory that the program had, local and lent together.
+    pub footprint_bytes_max: u64,
 }
 
 /// What the pager of a run did.
@@ -555,7 +557,9 @@ impl RunReport {
         let major_faults = value.get("major_faults").and_then(Value::as_u64).unwrap_or(0);
         let pager = value.get("pager").filter(|pager| pager.is_object());
         let pager = pager.map(|pager| serde_json::from_value(pager.clone())).transpose();
-        Ok(Self { device, seconds, major_faults, pager: pager.map_err(HarnessError::system(what()))? })
+        let footprint_bytes_max = value.pointer("/memory/footprint_bytes_max").and_then(Value::as_u64).unwrap_or(0);
+        let pager = pager.map_err(HarnessError::system(what()))?;
+        Ok(Self { device, seconds, major_faults, pager, footprint_bytes_max })
     }
 }
 

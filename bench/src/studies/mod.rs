@@ -14,6 +14,7 @@
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`dcm`] | DCM's Grep and GroupBy in a JVM at L(100), L(80), L(70), L(60), and the collector's time |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
+//! | [`guest_swap`] | a guest extended from outside, beside guests that swap to a disk or a ramdisk (DCM) |
 //! | [`rdma`] | RDMA beside TCP, nbdkit and a bare loop of verbs, in a guest or over a device of this host |
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
@@ -46,6 +47,7 @@ pub mod device;
 pub mod eager_eviction;
 pub mod elastic;
 pub mod guest;
+pub mod guest_swap;
 pub mod hpbd;
 pub mod isolation;
 pub mod job;
@@ -125,7 +127,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 31] = [
+pub const ALL: [&dyn Study; 32] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -154,6 +156,7 @@ pub const ALL: [&dyn Study; 31] = [
     &guest::page_in::GuestPageInStudy,
     &rdma::RdmaStudy,
     &dcm::DcmStudy,
+    &guest_swap::GuestSwapStudy,
     &hpbd::HpbdStudy,
     &programs::ProgramsStudy,
     &servers::ServersStudy,

@@ -270,6 +270,11 @@ pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
+/// How guests of `image` run best here. Waits for a turn where that has to be tried.
+pub(crate) fn acceleration_of(image: &Image) -> Result<Acceleration, Failure> {
+    Acceleration::choose(|| Turn::take().is_ok_and(|_turn| boots(image)))
+}
+
 /// Whether a guest boots with the hardware's help and runs a program.
 fn boots(image: &Image) -> bool {
     let trial = Builder::default().acceleration(Acceleration::Hardware).boot_deadline(limits::TRIAL_DEADLINE);

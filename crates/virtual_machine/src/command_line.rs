@@ -63,7 +63,7 @@ impl Plan {
         add("-m", self.memory_mib.to_string());
         add("-kernel", self.kernel.to_string_lossy().into_owned());
         add("-initrd", self.initramfs.to_string_lossy().into_owned());
-        add("-append", self.kernel_command_line());
+        add("-append", kernel_command_line(self.counter_khz, &self.kernel_options));
         add("-device", format!("isa-debug-exit,iobase={END_PORT},iosize=1"));
         // Files of several file systems of the host keep different numbers.
         add("-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap".to_owned());
@@ -101,17 +101,17 @@ impl Plan {
         all.extend(["-display", "none"].map(OsString::from));
         all
     }
+}
 
-    fn kernel_command_line(&self) -> String {
-        let counter = self.counter_khz.map(|khz| format!(" tsc_early_khz={khz} tsc=reliable")).unwrap_or_default();
-        // A panic ends the machine at once: restart by triple fault, the one way that this machine type has, and
-        // -no-reboot. The watchdogs take a starved emulator for a hung kernel.
-        format!(
-            "console=ttyS0 quiet panic=-1 oops=panic reboot=t{counter} nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off \
-             random.trust_cpu=on cryptomgr.notests audit=0 nokaslr {}",
-            self.kernel_options
-        )
-    }
+/// The kernel's command line, with `more` at its end.
+pub(crate) fn kernel_command_line(counter_khz: Option<u64>, more: &str) -> String {
+    let counter = counter_khz.map(|khz| format!(" tsc_early_khz={khz} tsc=reliable")).unwrap_or_default();
+    // A panic ends the machine at once: restart by triple fault, the one way that this machine type has, and
+    // -no-reboot. The watchdogs take a starved emulator for a hung kernel.
+    format!(
+        "console=ttyS0 quiet panic=-1 oops=panic reboot=t{counter} nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off \
+         random.trust_cpu=on cryptomgr.notests audit=0 nokaslr {more}"
+    )
 }
 
 /// The frequency of this host's time stamp counter, which an emulated guest reads directly. The kernel's "bogomips"

@@ -22,6 +22,7 @@
 //! - [`builder`], [`command_line`], [`acceleration`], [`disk`], [`directory`]: one machine and how QEMU is started
 //!   for it.
 //! - [`machine`], [`control`], [`console`]: a running machine, commands in it, and what its kernel complained about.
+//! - [`script_guest`]: a guest that is nothing but one script, for QEMU under something that is tested.
 //! - [`attempts`]: once more where the emulator failed.
 //! - [`turn`]: machines boot one test at a time, because emulation takes all processors.
 //! - [`tools`], [`failure`]: what the host must have, and everything that can go wrong.
@@ -44,6 +45,7 @@ pub mod limits;
 pub mod machine;
 pub mod module_tree;
 pub mod package;
+pub mod script_guest;
 pub mod tools;
 pub mod turn;
 
@@ -54,3 +56,4 @@ pub use disk::Disk;
 pub use failure::Failure;
 pub use kernel::Kernel;
 pub use machine::VirtualMachine;
+pub use script_guest::ScriptGuest;

@@ -63,6 +63,9 @@ pub const MODULES: &[&str] = &[
     "zstd",
     // Entropy, and the kernel's own tracing of CPU time.
     "virtio_rng",
+    // A file system that a process of the host serves, and memory that goes back to the host.
+    "virtiofs",
+    "virtio_balloon",
 ];
 
 /// How the names of packed modules end.
@@ -87,10 +90,14 @@ impl ModuleTree {
     /// Reads the tree of `version` in an unpacked package, after `depmod` has resolved it.
     pub fn resolve(package: &Path, version: &str) -> Result<Self, Failure> {
         tools::output(tools::DEPMOD.command()?.arg("-b").arg(package).arg(version))?;
-        let directory = package.join("lib/modules").join(version);
+        Self::open(&package.join("lib/modules").join(version))
+    }
+
+    /// Reads a tree that [`ModuleTree::copy`] made: `lib/modules/VERSION`.
+    pub fn open(directory: &Path) -> Result<Self, Failure> {
         let file = directory.join("modules.dep");
         let text = fs::read_to_string(&file).map_err(Failure::file(&file))?;
-        Ok(Self { directory, dependencies: parse_dependencies(&text) })
+        Ok(Self { directory: directory.to_owned(), dependencies: parse_dependencies(&text) })
     }
 
     /// The files of `names` and of all they need, each after what it needs. Names that are not there are left out:
