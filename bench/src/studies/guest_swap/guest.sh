@@ -15,7 +15,7 @@ ramdisk)
     $box mkswap /dev/ram0 >/dev/null && $box swapon /dev/ram0
     ;;
 esac
-echo "available_kib $($box awk '/^MemAvailable/ { print $2 }' /proc/meminfo)"
+echo "free_kib $($box awk '/^MemFree/ { print $2 }' /proc/meminfo)"
 echo "swap_areas $($box tail -n +2 /proc/swaps | $box wc -l)"
 for job in grep group-by; do
     /bin/guest_jobs "$job" "$size_mib" || echo "the job $job ended with $?"

@@ -8,9 +8,9 @@ use crate::size::{MIB, Size};
 /// The guest's memory in the first boot, beyond the working set: enough for any stock kernel.
 pub const FIRST_ROOM_MIB: u64 = 192;
 
-/// What a guest has beyond its kernel and the working set, MiB: the kernel keeps some pages free, and a job has pages
-/// of its own.
-const SLACK_MIB: u64 = 12;
+/// What a guest has beyond its kernel and the working set, MiB: its kernel keeps some pages free (sixteen times the
+/// square root of its KiB, `init_per_zone_wmark_min` in mm/page_alloc.c), and a job has a few pages of its own.
+const SLACK_MIB: u64 = 2;
 
 /// A guest's ramdisk or disk beyond the pages that do not fit, MiB: what else a kernel swaps out before its job.
 const SWAP_SLACK_MIB: u64 = 24;
@@ -27,10 +27,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The guest's memory in which `working_set` just fits, by what the guest of the first boot had available.
-    pub fn guest_for(working_set: Size, available: Size) -> Size {
+    /// The guest's memory in which `working_set` just fits, by what was free in the guest of the first boot.
+    pub fn guest_for(working_set: Size, free: Size) -> Size {
         let first = working_set.0 + FIRST_ROOM_MIB * MIB;
-        let kernel = first.saturating_sub(available.0);
+        let kernel = first.saturating_sub(free.0);
         Size((working_set.0 + kernel).div_ceil(MIB) * MIB + SLACK_MIB * MIB)
     }
 
@@ -75,8 +75,8 @@ mod tests {
 
     #[test]
     fn a_guest_has_its_kernel_the_working_set_and_a_little() {
-        // Of 256 MiB the kernel left 200.5.
-        let available = Size(200 * MIB + MIB / 2);
-        assert_eq!(Sizes::guest_for(Size(64 * MIB), available), Size((64 + 56 + SLACK_MIB) * MIB));
+        // Of 256 MiB the kernel left 200.5 free.
+        let free = Size(200 * MIB + MIB / 2);
+        assert_eq!(Sizes::guest_for(Size(64 * MIB), free), Size((64 + 56 + SLACK_MIB) * MIB));
     }
 }

@@ -25,8 +25,8 @@ pub struct JobTold {
 /// What one boot told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// Memory that was free for the jobs.
-    pub available: Size,
+    /// Memory that was free when the jobs began.
+    pub free: Size,
     /// Areas of the guest's own swap.
     pub swap_areas: u64,
     /// In the order of their ends.
@@ -41,12 +41,12 @@ impl Told {
             let last = console.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("(nothing)");
             HarnessError::failed("the guest", format!("its console tells no {what}; its last line: {last}"))
         };
-        let available: u64 = after("available_kib ").ok_or_else(|| missing("available memory"))?;
+        let free: u64 = after("free_kib ").ok_or_else(|| missing("free memory"))?;
         let swap_areas = after("swap_areas ").ok_or_else(|| missing("swap"))?;
         let lines = console.lines().filter_map(|line| line.trim().strip_prefix("told "));
         let jobs = lines.map(serde_json::from_str).collect::<Result<Vec<_>, _>>();
         let jobs = jobs.map_err(HarnessError::system("reading what a job in the guest told"))?;
-        Ok(Self { available: Size(available * 1024), swap_areas, jobs })
+        Ok(Self { free: Size(free * 1024), swap_areas, jobs })
     }
 
     /// The result of `job`.
@@ -60,14 +60,14 @@ impl Told {
 mod tests {
     use super::*;
 
-    const CONSOLE: &str = "[    0.1] Linux\r\navailable_kib 2048\r\nswap_areas 1\r\n[ 3.0] brd: loaded\r\n\
+    const CONSOLE: &str = "[    0.1] Linux\r\nfree_kib 2048\r\nswap_areas 1\r\n[ 3.0] brd: loaded\r\n\
         told {\"job\":\"grep\",\"seconds\":1.5,\"checksum\":\"00ff\",\"swapped_in\":3,\"swapped_out\":4,\"major_faults\":2}\r\n\
         the job group-by ended with 137\r\n";
 
     #[test]
     fn results_are_found_among_the_kernels_words() {
         let told = Told::parse(CONSOLE).unwrap();
-        assert_eq!((told.available, told.swap_areas), (Size(2 << 20), 1));
+        assert_eq!((told.free, told.swap_areas), (Size(2 << 20), 1));
         let grep = told.job("grep").unwrap();
         assert_eq!((grep.seconds, grep.checksum.as_str(), grep.swapped_in, grep.major_faults), (1.5, "00ff", 3, 2));
         assert!(told.job("group-by").unwrap_err().to_string().contains("did not come to its end"));
