@@ -3,12 +3,13 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::both_ways::stage::Stage;
 use crate::support::processes::{EndedAtLast, executing};
-use crate::support::{self, Running, UNTIL_TOLD, skip, wait_until};
+use crate::support::{self, Running, UNTIL_TOLD, skip, soak_seconds, wait_until};
 
 /// Of the object; the processes have little beside it.
 const OBJECT_MIB: u64 = 64;
@@ -46,10 +47,15 @@ impl Scene {
         let size = OBJECT_MIB.to_string();
         let program = [self.program.to_str().unwrap(), &size, processes, UNTIL_TOLD, "7", changes];
         let kind = if changes.contains(MEMFD) { "memfd" } else { "anonymous" };
+        self.start_program(&program, kind, local, more)
+    }
+
+    /// Starts a program of which shared memory of this kind leaves.
+    fn start_program(&self, program: &[&str], kind: &str, local: &str, more: &[&str]) -> Running {
         let mut options = vec!["--shared-memory", kind, "--local", local, "--lend", "192M", "--slab-size", "4M"];
         options.extend(["--summary"]);
         options.extend(more);
-        Running::start(&mut self.stage.run(&options, &program))
+        Running::start(&mut self.stage.run(&options, program))
     }
 
     /// What the pager says now.
@@ -115,6 +121,52 @@ fn pages_of_shared_anonymous_memory_leave_at_a_quarter_while_its_mappings_change
 fn one_process_shares_memory_with_none_and_it_leaves_too() {
     let Some(scene) = Scene::set() else { return };
     scene.check("16M", "1", "dmp");
+}
+
+#[test]
+fn shared_and_private_memory_of_one_program_leave_side_by_side() {
+    let Some(scene) = Scene::set() else { return };
+    let program = scene.stage.compile("shared_faults", &[]);
+    let program = [program.to_str().unwrap(), "24", UNTIL_TOLD];
+    let mut running = scene.start_program(&program, "anonymous", "24M", &[]);
+    running.wait_until("the object to be taken in", || (scene.now("/shared_objects")?.as_u64()? == 1).then_some(()));
+    scene.wait_read(&mut running);
+    scene.wait_read(&mut running);
+    scene.end(running);
+}
+
+/// So many anonymous objects `passed_objects` begins with.
+const ANONYMOUS_OBJECTS: u64 = 6;
+
+/// The memory of a killed donor comes from the copies of the others, each time.
+#[test]
+fn objects_that_are_passed_on_and_changed_at_random_are_exact_while_a_donor_is_killed() {
+    if is_sent_into_a_namespace("objects_that_are_passed_on_and_changed_at_random_are_exact_while_a_donor_is_killed") {
+        return;
+    }
+    let Some(mut scene) = Scene::set() else { return };
+    for _ in 0..3 {
+        scene.stage.donor("160M");
+    }
+    let donors = scene.stage.donor_options();
+    let mut more = vec!["--key", "none", "--redundancy", "replicas=2"];
+    more.extend(donors.iter().map(String::as_str));
+    let program = scene.stage.compile("passed_objects", &[]);
+    let mut running = scene.start_program(&[program.to_str().unwrap(), "4", "7"], "memfd", "24M", &more);
+    let until = Instant::now() + Duration::from_secs(soak_seconds(15));
+    loop {
+        scene.wait_read(&mut running);
+        scene.stage.signal_donor(1, "KILL");
+        scene.wait_read(&mut running);
+        scene.stage.start_donor(1);
+        running.wait_until("memfds to be taken in", || {
+            (scene.now("/shared_objects")?.as_u64()? > ANONYMOUS_OBJECTS).then_some(())
+        });
+        if Instant::now() >= until {
+            break;
+        }
+    }
+    scene.end(running);
 }
 
 #[test]
