@@ -184,6 +184,25 @@ static void drop(int object) {
     atomic_fetch_sub(&ledger->holders[object], 1);
 }
 
+static void close_descriptor(int object) {
+    close(held[object].descriptor);
+    held[object].descriptor = -1;
+}
+
+// For a while some objects are read and written by a descriptor, too.
+static void use_descriptor(int object) {
+    uint64_t page = own_page();
+    if (held[object].is_writable && number(2))
+        write_by(object, page);
+    read_by(object, page);
+    check(object, page);
+    if (number(64) == 0) {
+        for (page = 0; page < PAGES; page++)
+            read_by(object, page);
+        close_descriptor(object);
+    }
+}
+
 struct letter {
     int object, is_writable;
 };
@@ -229,8 +248,8 @@ static void receive(void) {
     check_all(letter.object);
     if (number(2))
         pass_on(letter.object, number(processes));
-    close(descriptor);
-    held[letter.object].descriptor = -1;
+    if (number(4))
+        close_descriptor(letter.object);
 }
 
 static void make(int object) {
@@ -268,10 +287,8 @@ static void make(int object) {
         if (other != self && number(3))
             pass_on(object, other);
     // Most close it at once; some read by it for a while.
-    if (number(4)) {
-        close(descriptor);
-        held[object].descriptor = -1;
-    }
+    if (number(4))
+        close_descriptor(object);
 }
 
 // A child that writes to pages of this process, which waits, or that is killed while it reads.
@@ -342,12 +359,7 @@ static void change(int object) {
             punch(object, own_page());
         break;
     default:
-        if (held[object].descriptor >= 0) {
-            for (page = 0; page < PAGES; page++)
-                read_by(object, page);
-            close(held[object].descriptor);
-            held[object].descriptor = -1;
-        } else if (object >= ANONYMOUS) {
+        if (object >= ANONYMOUS && held[object].descriptor < 0) {
             check_all(object);
             drop(object);
         }
@@ -368,6 +380,8 @@ static void run(void) {
             write_page(object, own_page());
         else
             check(object, number(PAGES));
+        if (held[object].descriptor >= 0 && number(8) == 0)
+            use_descriptor(object);
         if (number(SELDOM) == 0)
             change(object);
     }
