@@ -350,7 +350,13 @@ mod tests {
 
     fn told(fill: u64, out: u64) -> Option<RunReport> {
         let pager = PagerReport { fill: FaultCount { count: fill }, pages_out_dirty: out, ..PagerReport::default() };
-        Some(RunReport { device: DeviceReport::default(), seconds: None, major_faults: 0, pager: Some(pager) })
+        Some(RunReport {
+            device: DeviceReport::default(),
+            seconds: None,
+            major_faults: 0,
+            pager: Some(pager),
+            footprint_bytes_max: 0,
+        })
     }
 
     #[test]
