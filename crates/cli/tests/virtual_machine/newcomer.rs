@@ -90,7 +90,8 @@ fn a_newcomers_lines_bring_swap_and_an_upgrade_and_a_purge_lose_nothing() {
     }
     emulated(|| {
         let machine = |memory_mib| builder(UBLK, memory_mib).systemd();
-        let Some(machines) = Guest::boot_pair(machine(768), machine(448)) else { return };
+        // The second one needs room for all pages that come back when the package goes.
+        let Some(machines) = Guest::boot_pair(machine(1024), machine(704)) else { return };
         for guest in &machines {
             make_packages(guest);
             make_fresh(guest);
