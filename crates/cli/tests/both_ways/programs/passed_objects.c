@@ -344,9 +344,12 @@ static void change(int object) {
         move(object);
         break;
     case 3:
+        // What cannot be made writable again would leave its mapping in two, which a move refuses.
+        if (!held[object].is_writable)
+            break;
         mprotect((void *)page_of(object, page), PAGE, PROT_READ);
         check(object, page);
-        if (held[object].is_writable && mprotect((void *)page_of(object, page), PAGE, PROT_READ | PROT_WRITE))
+        if (mprotect((void *)page_of(object, page), PAGE, PROT_READ | PROT_WRITE))
             tell("mprotect", object, page, errno, 0);
         break;
     case 4:
