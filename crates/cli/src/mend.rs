@@ -219,7 +219,9 @@ fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
 /// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting
 /// with a registry of its own.
 fn stray_groups(registry: &Registry) -> Result<Vec<MemoryGroup>, Failure> {
-    let Some(hierarchy) = Hierarchy::detect() else { return Ok(Vec::new()) };
+    // Processes of other PID namespaces are not seen in a group.
+    let hierarchy = Hierarchy::detect().filter(|_| spillway_sys::process::sees_every_process());
+    let Some(hierarchy) = hierarchy else { return Ok(Vec::new()) };
     let entries = registry.entries().map_err(Failure::failed)?;
     let taken = |name: &str| entries.iter().any(|found| found.path.file_name().is_some_and(|file| file == name));
     let names = MemoryGroup::names(&hierarchy).into_iter().filter(|name| !taken(name));

@@ -97,7 +97,7 @@ pub(crate) struct Found {
 impl Found {
     /// Whether its owner is alive.
     pub(crate) fn is_alive(&self) -> bool {
-        self.owner.is_some_and(|owner| owner.is_alive())
+        self.owner.is_some_and(|owner| owner.may_be_alive())
     }
 
     /// Where to ask it.
@@ -311,7 +311,7 @@ impl Registry {
     /// Makes the remains of a dead owner this process's own, to mend them. `None` if its owner lives or it is gone.
     pub(crate) fn take_over(&self, found: &Found) -> Result<Option<Entry>, RegistryError> {
         let _lock = self.lock()?;
-        if !found.path.exists() || read_owner(&found.path).is_some_and(|owner| owner.is_alive()) {
+        if !found.path.exists() || read_owner(&found.path).is_some_and(|owner| owner.may_be_alive()) {
             return Ok(None);
         }
         let owner = ProcessIdentity::own().map_err(system(&found.path))?;
@@ -352,7 +352,7 @@ impl Registry {
 mod tests {
     use super::*;
 
-    const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1 };
+    const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1, pid_namespace: 0 };
 
     #[test]
     fn entries_that_go_while_others_look_for_remains_are_no_remains() {

@@ -39,7 +39,7 @@ impl Ownership {
 
     /// Whether its process is gone.
     pub fn is_abandoned(&self) -> io::Result<bool> {
-        Ok(!self.process.is_alive()?)
+        Ok(!self.process.may_be_alive()?)
     }
 }
 

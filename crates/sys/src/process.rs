@@ -42,10 +42,44 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether it still runs, as a process that has this number here.
     pub fn is_alive(self) -> io::Result<bool> {
         Ok(Self::of(self.pid)? == Some(self))
     }
+
+    /// Whether it may still run, here or under this number in another PID namespace (pid_namespaces(7)), so that what
+    /// it left is not to be removed. Where other namespaces may have processes that are not seen here, true.
+    pub fn may_be_alive(self) -> io::Result<bool> {
+        Ok(self.is_alive()? || !sees_every_process() || nested(self.pid)?.contains(&self))
+    }
+}
+
+/// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// The inode of this process's PID namespace; `None` if /proc does not tell.
+pub fn pid_namespace() -> Option<u64> {
+    let link = fs::read_link("/proc/self/ns/pid").ok()?;
+    link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Whether this process is in the first PID namespace, in which every process of the machine has a number.
+pub fn sees_every_process() -> bool {
+    pid_namespace() == Some(FIRST_PID_NAMESPACE)
+}
+
+/// The processes that have the number `pid` in a PID namespace of their own, below this one. As identities in theirs.
+pub fn nested(pid: u32) -> io::Result<Vec<ProcessIdentity>> {
+    let here = every_process()?.into_iter().filter(|here| innermost_number(*here) == Some(pid));
+    let identities = here.filter_map(|here| ProcessIdentity::of(here).ok().flatten());
+    Ok(identities.map(|identity| ProcessIdentity { pid, ..identity }).collect())
+}
+
+/// The number of process `pid` in its own namespace, if that is one below this one.
+fn innermost_number(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().skip(1).last()?.parse().ok()
 }
 
 /// How often the calling thread waited for a page from a device since it started.
@@ -142,6 +176,38 @@ mod tests {
         assert!(major_fault_count() >= before);
         let of_a_new_thread = std::thread::spawn(major_fault_count).join().unwrap();
         assert!(of_a_new_thread <= 1000, "a thread that does nothing waits for few pages: {of_a_new_thread}");
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_is_known_there() {
+        assert!(pid_namespace().is_some());
+        if !sees_every_process() {
+            return crate::skipping::skip("the first PID namespace");
+        }
+        let namespace = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60"];
+        let Ok(mut child) = std::process::Command::new("unshare").args(namespace).spawn() else {
+            return crate::skipping::skip("unshare");
+        };
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let mut inside = None;
+        while inside.is_none() && std::time::Instant::now() < deadline {
+            let there = children(child.id()).unwrap().first().copied();
+            inside = there.filter(|pid| innermost_number(*pid) == Some(1)).and_then(|pid| {
+                let identity = ProcessIdentity::of(pid).unwrap()?;
+                Some(ProcessIdentity { pid: 1, ..identity })
+            });
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let lives = inside.map(|inside| (inside.is_alive().unwrap(), inside.may_be_alive().unwrap()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (is_alive_here, may_be_alive) = lives.expect("unshare starts a process that has the number 1");
+        assert!(may_be_alive && !is_alive_here, "number 1 is another process here");
+        let inside = inside.unwrap();
+        while inside.may_be_alive().unwrap() {
+            assert!(std::time::Instant::now() < deadline, "it ends with its parent");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A process id alone may have been given to another process since it was written down; together with the time the
 //! process started (in clock ticks since boot) it names one process for good. Everything that kills or cleans
-//! compares both.
+//! compares both. Numbers are those of a PID namespace (pid_namespaces(7)): what a process of another one left is not
+//! removed as long as it may live.
 
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -22,6 +23,9 @@ pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
     /// When it started, in clock ticks since boot.
     pub(crate) start_ticks: u64,
+    /// The inode of its PID namespace; 0 where an older version wrote it down.
+    #[serde(default)]
+    pub(crate) pid_namespace: u64,
 }
 
 impl ProcessIdentity {
@@ -34,13 +38,24 @@ impl ProcessIdentity {
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let identity = spillway_sys::process::ProcessIdentity::of(pid)?;
         let identity = identity.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        Ok(Self { pid, start_ticks: identity.start_ticks })
+        let pid_namespace = spillway_sys::process::pid_namespace().unwrap_or(0);
+        Ok(Self { pid, start_ticks: identity.start_ticks, pid_namespace })
     }
 
     /// Whether it still runs; a process that ended and was not waited for does not.
     pub(crate) fn is_alive(&self) -> bool {
-        let Self { pid, start_ticks } = *self;
-        spillway_sys::process::ProcessIdentity { pid, start_ticks }.is_alive().unwrap_or(false)
+        self.plain().is_alive().unwrap_or(false)
+    }
+
+    fn plain(&self) -> spillway_sys::process::ProcessIdentity {
+        spillway_sys::process::ProcessIdentity { pid: self.pid, start_ticks: self.start_ticks }
+    }
+
+    /// Whether it may still run, also in another PID namespace: only what others left may be removed.
+    pub(crate) fn may_be_alive(&self) -> bool {
+        let is_of_another =
+            self.pid_namespace != 0 && spillway_sys::process::pid_namespace() != Some(self.pid_namespace);
+        if is_of_another { self.plain().may_be_alive().unwrap_or(true) } else { self.is_alive() }
     }
 
     /// Sends a signal if it is still the same process.
@@ -83,6 +98,17 @@ mod tests {
         let own = ProcessIdentity::own().unwrap();
         assert!(own.is_alive());
         assert!(!ProcessIdentity { start_ticks: own.start_ticks + 1, ..own }.is_alive());
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_is_dead_only_if_every_process_is_seen() {
+        let own = ProcessIdentity::own().unwrap();
+        let gone = ProcessIdentity { start_ticks: own.start_ticks + 1, ..own };
+        assert!(own.may_be_alive() && !gone.may_be_alive());
+        let elsewhere = ProcessIdentity { pid_namespace: 1, ..gone };
+        assert_eq!(elsewhere.may_be_alive(), !spillway_sys::process::sees_every_process());
+        let before: ProcessIdentity = serde_json::from_str("{\"pid\":1,\"start_ticks\":2}").unwrap();
+        assert_eq!(before.pid_namespace, 0, "as an older version wrote it");
     }
 
     #[test]

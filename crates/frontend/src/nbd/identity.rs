@@ -53,8 +53,8 @@ fn examine_in(directory: &Path, index: u32, identifier: &str) -> io::Result<Opti
     let Ok(maker) = identifier.parse::<Ownership>() else { return Ok(None) };
     let text = fs::read_to_string(directory.join(index.to_string())).unwrap_or_default();
     let served = match text.split_once('\n').map(|(made, server)| (made, server.trim().parse::<ProcessIdentity>())) {
-        Some((made, Ok(server))) if made == identifier => server.is_alive()?,
-        _ => maker.process.is_alive()?,
+        Some((made, Ok(server))) if made == identifier => server.may_be_alive()?,
+        _ => maker.process.may_be_alive()?,
     };
     Ok(Some((maker, !served)))
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 
-use spillway_sys::process::ProcessIdentity;
+use spillway_sys::process::{self, ProcessIdentity};
 use spillway_sys::ublk::abi::{DeviceInfo, DeviceState};
 use spillway_sys::ublk::control::{CONTROL_PATH, Control};
 
@@ -75,7 +75,13 @@ fn examine(control: &mut Control, device: u32) -> Option<AbandonedUblk> {
     // A device may be deleted while we look.
     let info = control.info(device, UBLK_COMMAND_DEADLINE).ok()?;
     let alive = |pid| ProcessIdentity::of(pid).ok().flatten();
-    judge(&info, alive)
+    judge(&info, alive).filter(|abandoned| !may_live_elsewhere(info.tag, abandoned.maker_pid))
+}
+
+/// Whether the maker of a device may live in another PID namespace, where it has this number.
+fn may_live_elsewhere(tag: u64, maker_pid: u32) -> bool {
+    let is_maker = |process: &ProcessIdentity| identity::is_maker(tag, *process);
+    !process::sees_every_process() || process::nested(maker_pid).is_ok_and(|found| found.iter().any(is_maker))
 }
 
 /// Whether no process serves the device, by what the kernel says of it and of processes.
