@@ -256,6 +256,8 @@ const DECISIONS: [&str; 88] = [
     "crates/pager/src/mappings/staying_kinds.rs",
     "crates/pager/src/mappings/staying_tally.rs",
     "crates/pager/src/process/object_looks.rs",
+    "crates/pager/src/huge_pages/blocks.rs",
+    "crates/pager/src/huge_pages/eligible.rs",
     "crates/pager/src/shared_objects/mod.rs",
     "crates/pager/src/shared_objects/object.rs",
     "crates/pager/src/shared_objects/page.rs",

@@ -19,7 +19,7 @@
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/staying.rs`: and of
 //!   memory that stays local; `pager/shared_memory.rs`: shared memory that leaves; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
-//!   `pager/prefetching.rs`: pages that come along.
+//!   `pager/prefetching.rs`: pages that come along; `pager/huge_pages.rs`: huge pages that are given back.
 //! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
 //!   killed under sealed memory.
 //! - `pager/many_machines.rs`: a cluster in network namespaces, whose donors suffer, one or two at a time.
@@ -52,6 +52,7 @@ mod pager {
     mod forks;
     mod hardened;
     mod hostile;
+    mod huge_pages;
     mod key_change;
     mod locked;
     mod lost_copies;

@@ -67,6 +67,8 @@ pub struct PagerConfig {
     /// Which shared memory leaves ([`crate::shared_memory`]). Only where the kernel tells of forks, and with a filter
     /// that asks ([`spillway_sys::call_filter::Asked::shared_memory`]).
     pub shared_memory: SharedMemoryKinds,
+    /// Whether blocks of 2 MiB whose pages are all there again become huge pages ([`crate::huge_pages`]).
+    pub huge_pages: bool,
     /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,
     /// Which pages come along with those that programs wait for.

@@ -410,6 +410,56 @@ pub const HELD_PATIENCE: Duration = Duration::from_secs(2);
 /// costs a descriptor and a look at all processes.
 pub const OBJECT_BYTES_MIN: u64 = 1 << 20;
 
+/// Bytes of a huge page (x86-64; arm64 with pages of 4 KiB).
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Pages of a huge page.
+pub const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE_BYTES as u64;
+
+/// A block is given back as a huge page once it has been whole for so long: a program that goes through its memory in
+/// order is done with it by then.
+pub const HUGE_SETTLE: Duration = Duration::from_secs(1);
+
+/// Copies of pages that were only read are given up for a huge page once nothing has left for so long: the program
+/// fits its budget by then. One that does not pays a write for each such page.
+pub const HUGE_QUIET: Duration = Duration::from_secs(1);
+
+/// A huge page that is split sooner was not worth its copy of 2 MiB (0.3 to 1 ms), by far.
+pub const HUGE_KEPT_MIN: Duration = Duration::from_secs(30);
+
+/// The first rest of a block that was split, or that the kernel refused; four times as long after each sooner than
+/// [`HUGE_KEPT_MIN`].
+pub const HUGE_REST_MIN: Duration = Duration::from_secs(2);
+
+/// The longest: what a program does changes within minutes.
+pub const HUGE_REST_MAX: Duration = Duration::from_secs(600);
+
+/// So many huge pages are made in a [`HUGE_LOOK_INTERVAL`], one right after the other: 80 MiB a second. One copies 2 MiB
+/// (0.3 to 1 ms), so they take 2 to 4 % of a CPU.
+pub const HUGE_BURST: u32 = 8;
+
+/// Intervals are up to so many times as long while huge pages are split as soon as they are made.
+pub const HUGE_PENALTY_MAX: u32 = 64;
+
+/// That becomes half as much after so long.
+pub const HUGE_PENALTY_HALVED: Duration = Duration::from_secs(10);
+
+/// Blocks that are remembered: 128 GiB of memory that is whole or was given back.
+pub const HUGE_BLOCKS_MAX: usize = 65_536;
+
+/// How often whole blocks are looked for, at most; and no sooner than [`HUGE_LOOK_REST_TIMES`].
+pub const HUGE_LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A look is followed by a rest of so many times what it took: 2 % of a CPU.
+pub const HUGE_LOOK_REST_TIMES: u32 = 50;
+
+/// How often it is looked where a program may have huge pages; that walks its page tables (46 ns a page, measured), so
+/// also not before [`HUGE_LOOK_REST_TIMES`] as long.
+pub const HUGE_FLAGS_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Blocks that are counted in one go, with the table of the program locked: some 0.1 ms.
+pub const HUGE_LOOK_BLOCKS: usize = 64;
+
 /// Failures that a pager remembers in words.
 pub const FAILURES_MAX: usize = 16;
 

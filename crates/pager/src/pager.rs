@@ -164,6 +164,7 @@ impl Pager {
             token: pager.config.token,
             variable: pager.config.variable().to_string_lossy().into_owned(),
             programs_fork: pager.config.programs_fork,
+            huge_pages: pager.config.huge_pages,
             shared_memory: if pager.config.programs_fork {
                 pager.config.shared_memory
             } else {

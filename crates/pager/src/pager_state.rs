@@ -1,7 +1,7 @@
 //! What the threads of a pager share.
 //!
 //! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]),
-//! then the page indexes, then the recorded faults. All are held for microseconds, and never across a wait; the thread
+//! then the page indexes, then the recorded faults or the huge blocks. All are held for microseconds, and never across a wait; the thread
 //! that holds a table may change what is known of that address space.
 //!
 //! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: no thread reads the
@@ -23,6 +23,7 @@ use crate::budget::Budget;
 use crate::fault::pool::FaultPool;
 use crate::fault::recording::FaultRecording;
 use crate::fork::reservations::ForkReservations;
+use crate::huge_pages::blocks::HugeBlocks;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
 use crate::mappings::staying_tally::StayingReport;
@@ -63,6 +64,8 @@ pub struct PagerState {
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
     failures: Mutex<VecDeque<String>>,
+    /// Blocks that may be huge pages again.
+    pub huge_blocks: Mutex<HugeBlocks>,
     /// What stays local, for the statistics.
     pub staying: Mutex<StayingReport>,
     next_space: AtomicU32,
@@ -94,6 +97,7 @@ impl PagerState {
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
+            huge_blocks: Mutex::default(),
             staying: Mutex::default(),
             next_space: AtomicU32::new(0),
             wanted: Mutex::default(),
@@ -142,6 +146,7 @@ impl PagerState {
     pub fn dismiss(&self, space: &AddressSpace) {
         space.is_gone.store(true, Ordering::SeqCst);
         *lock(&space.evictor) = None;
+        lock(&self.huge_blocks).keep(space.id, |_| false);
         let mut spaces = lock(&self.spaces);
         spaces.retain(|other| other.id != space.id);
         self.counters.programs_now.set(programs_in(&spaces));

@@ -88,6 +88,15 @@ pub struct PagerStatistics {
     /// markers and first writes tell.
     #[serde(default)]
     pub pages_prefetched_unused: u64,
+    /// Blocks of 2 MiB that became huge pages again ([`crate::huge_pages`]).
+    #[serde(default)]
+    pub huge_pages_given_back: u64,
+    /// Of these, huge pages that were split: a page of them left, or the program did it.
+    #[serde(default)]
+    pub huge_pages_split: u64,
+    /// Blocks that the kernel did not make a huge page of.
+    #[serde(default)]
+    pub huge_pages_refused: u64,
     /// Evictions that the kernel refused (pinned, shared after a fork, changing).
     pub refused: u64,
     /// Faults that waited because the budget was exceeded.
@@ -167,6 +176,9 @@ pub(crate) struct Counters {
     pub(crate) pages_out_zero: Counter,
     pub(crate) pages_prefetched: Counter,
     pub(crate) pages_prefetched_unused: Counter,
+    pub(crate) huge_pages_given_back: Counter,
+    pub(crate) huge_pages_split: Counter,
+    pub(crate) huge_pages_refused: Counter,
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
     pub(crate) faults_helped: Counter,
@@ -226,6 +238,9 @@ impl Counters {
             pages_out_zero: self.pages_out_zero.get(),
             pages_prefetched: self.pages_prefetched.get(),
             pages_prefetched_unused: self.pages_prefetched_unused.get(),
+            huge_pages_given_back: self.huge_pages_given_back.get(),
+            huge_pages_split: self.huge_pages_split.get(),
+            huge_pages_refused: self.huge_pages_refused.get(),
             refused: self.refused.get(),
             held_back: self.held_back.get(),
             faults_helped: self.faults_helped.get(),

@@ -92,6 +92,7 @@ impl World {
             shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: PrefetchPolicy::default(),
+            huge_pages: false,
             eager_eviction: EagerEviction::default(),
             wrapper: QueuePairWrapper::default(),
             recording: None,

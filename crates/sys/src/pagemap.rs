@@ -145,8 +145,29 @@ impl Pagemap {
 /// Bit 62 of an entry of `/proc/PID/pagemap`: the page is in a swap area, or in the cache of one and not mapped.
 const ENTRY_SWAPPED: u64 = 1 << 62;
 
+/// Bit 63: the page is in memory.
+const ENTRY_PRESENT: u64 = 1 << 63;
+
+/// Bit 61: of a file or shared memory.
+const ENTRY_FILE: u64 = 1 << 61;
+
+/// Bit 57: write-protected by a userfaultfd.
+const ENTRY_PROTECTED: u64 = 1 << 57;
+
+/// Bit 56: no other process maps the page. The shared page of zeroes has it not.
+const ENTRY_EXCLUSIVE: u64 = 1 << 56;
+
 /// Bytes of such an entry.
 const ENTRY_BYTES: usize = 8;
+
+/// What [`Pagemap::read_private`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrivatePages {
+    /// Pages in memory that are anonymous and mapped by this process alone.
+    pub present: usize,
+    /// Of these, pages that a userfaultfd has write-protected.
+    pub protected: usize,
+}
 
 impl Pagemap {
     /// Which pages from number `first` on are in swap, for each place of `swapped`; what is not mapped is not. Returns
@@ -161,6 +182,22 @@ impl Pagemap {
             *is_swapped = u64::from_ne_bytes(*entry) & ENTRY_SWAPPED != 0;
         }
         Ok(count)
+    }
+}
+
+impl Pagemap {
+    /// How many of `pages` pages from number `first` on are anonymous, in memory, and this process's alone.
+    pub fn read_private(&self, first: u64, pages: usize) -> io::Result<PrivatePages> {
+        let mut bytes = vec![0; pages * ENTRY_BYTES];
+        let count = self.file.read_at(&mut bytes, first * ENTRY_BYTES as u64)? / ENTRY_BYTES;
+        let entries = bytes.as_chunks::<ENTRY_BYTES>().0.iter().take(count).map(|entry| u64::from_ne_bytes(*entry));
+        let wanted = ENTRY_PRESENT | ENTRY_EXCLUSIVE;
+        let mut found = PrivatePages::default();
+        for entry in entries.filter(|entry| entry & (wanted | ENTRY_FILE) == wanted) {
+            found.present += 1;
+            found.protected += usize::from(entry & ENTRY_PROTECTED != 0);
+        }
+        Ok(found)
     }
 }
 
@@ -235,6 +272,21 @@ mod tests {
         let first = (memory.address() / PAGE_SIZE_BYTES) as u64;
         pagemap.read_swapped(first, &mut swapped[..1]).unwrap();
         assert!(!swapped[0], "it was written just now");
+    }
+
+    #[test]
+    fn pages_of_this_process_alone_are_counted() {
+        let memory = Mapping::anonymous(8 * PAGE_SIZE_BYTES).unwrap();
+        for page in [1, 2, 5] {
+            memory.write(page * PAGE_SIZE_BYTES, b"here");
+        }
+        let mut bytes = [1; 8];
+        memory.read(7 * PAGE_SIZE_BYTES, &mut bytes);
+        assert_eq!(bytes, [0; 8], "the shared page of zeroes");
+        let first = (memory.address() / PAGE_SIZE_BYTES) as u64;
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let found = pagemap.read_private(first, 8).unwrap();
+        assert_eq!(found, PrivatePages { present: 3, protected: 0 });
     }
 
     #[test]

@@ -209,6 +209,7 @@ impl PagedRun {
             shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: self.policies.prefetch,
+            huge_pages: false,
             eager_eviction: self.policies.eager,
             wrapper: self.fabric.wrapper(),
             recording: None,

@@ -229,6 +229,15 @@ impl RunEagerEviction {
     }
 }
 
+/// Whether programs get huge pages back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunHugePages {
+    /// They do, where the kernel would have given them huge pages
+    Yes,
+    /// Pages that came back stay small
+    No,
+}
+
 /// Shared memory that the pager pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SharedMemoryChoice {
@@ -285,6 +294,10 @@ pub(crate) struct RunArguments {
     /// yes, with --via pager]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub(crate) eager_eviction: Option<RunEagerEviction>,
+    /// Whether a program gets huge pages back that it lost to paging, once all their pages are there again [default: no,
+    /// with --via pager]
+    #[arg(long, value_name = "WHETHER", value_enum)]
+    pub(crate) huge_pages: Option<RunHugePages>,
     /// An experiment: shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a
     /// program uses devices in ways that the run cannot see, see docs/pager-programs.md [default: none]
     #[arg(long, value_name = "KIND", value_enum)]

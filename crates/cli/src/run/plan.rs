@@ -19,7 +19,9 @@ use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use super::recording::Recording;
 use super::take_down::{device_name, donor_prefix};
-use crate::arguments::{PrefetchChoice, RunArguments, RunEagerEviction, SharedMemoryChoice, StorageArguments};
+use crate::arguments::{
+    PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice, StorageArguments,
+};
 use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
@@ -58,6 +60,8 @@ pub(crate) struct Plan {
     prefetch: PrefetchPolicy,
     /// Of the pager.
     eager_eviction: EagerEviction,
+    /// Of the pager.
+    huge_pages: bool,
     recording: Option<RecordingConfig>,
     local_memory: bool,
     device_size_bytes: u64,
@@ -110,6 +114,7 @@ impl Plan {
             shared_memory: arguments.shared_memory.map(SharedMemoryChoice::kinds).unwrap_or_default(),
             prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
             eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
+            huge_pages: arguments.huge_pages == Some(RunHugePages::Yes),
             recording: arguments.recording.as_ref().map(Recording::of_pager),
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
@@ -202,6 +207,7 @@ impl Plan {
             bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             prefetch: self.prefetch,
             eager_eviction: self.eager_eviction,
+            huge_pages: self.huge_pages,
             wrapper: QueuePairWrapper::default(),
             recording: self.recording,
             // As a run's own donors do, in whichever order they come: menders do not meet.

@@ -156,7 +156,15 @@ impl Statistics {
             if count > 0.0 { format!("{count} {kind} ({p50:.0}/{p99:.0} us)") } else { format!("0 {kind}") }
         });
         let lost_seconds = pager.get("lost_seconds")?.as_f64()?;
-        Some(format!("spillway: faults: {}; {lost_seconds:.2} s lost in them\n", kinds.join(", ")))
+        let count = |name: &str| pager.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let [given_back, split, refused] =
+            ["huge_pages_given_back", "huge_pages_split", "huge_pages_refused"].map(count);
+        let huge = if given_back + refused == 0 {
+            String::new()
+        } else {
+            format!("spillway: huge pages: {given_back} given back, {split} of them split again, {refused} refused\n")
+        };
+        Some(format!("spillway: faults: {}; {lost_seconds:.2} s lost in them\n{huge}", kinds.join(", ")))
     }
 }
 
@@ -220,6 +228,9 @@ mod tests {
             text.ends_with("spillway: faults: 12 fill (6/20 us), 0 staged, 0 zero, 0 write; 0.12 s lost in them\n"),
             "{text}"
         );
+        statistics.paging.pager["huge_pages_given_back"] = json!(7);
+        let text = statistics.summary();
+        assert!(text.ends_with("spillway: huge pages: 7 given back, 0 of them split again, 0 refused\n"), "{text}");
         statistics.paging.pager["staying_peak"] = json!({"shared_anonymous_bytes": 9 << 20});
         let text = statistics.summary();
         let line = "spillway: stayed local (most of each kind), beside the budget: 9 MiB of shared anonymous memory\n";

@@ -50,6 +50,7 @@ fn options_of(way: Way, arguments: &RunArguments) -> Option<&'static str> {
             (arguments.fault_threads.is_some(), "--fault-threads"),
             (arguments.shared_memory.is_some(), "--shared-memory"),
             (arguments.eager_eviction.is_some(), "--eager-eviction"),
+            (arguments.huge_pages.is_some(), "--huge-pages"),
         ],
         Way::Swap => &[
             (storage.frontend != FrontEndChoice::Auto, "--frontend"),
@@ -187,6 +188,7 @@ mod tests {
             (Way::Pager, "--prefetch kernel", "--via swap"),
             (Way::Swap, "--fault-threads 2", "--via pager"),
             (Way::Swap, "--eager-eviction yes", "--via pager"),
+            (Way::Swap, "--huge-pages no", "--via pager"),
         ];
         for (way, option, instead) in useless {
             let failure = checked(way, option).unwrap_err();

@@ -56,7 +56,8 @@ impl Eviction {
                 let state = &mut *space.lock();
                 !state.is_awaited && self.shared.apply_events(&space, state)
             };
-            let is_owning = self.owning.iter().any(|owning| owning.id == space.id);
+            let collapsing = self.collapsing.iter().map(|collapsing| &collapsing.space);
+            let is_owning = self.owning.iter().chain(collapsing).any(|owning| owning.id == space.id);
             if !is_ready || is_owning || !self.start_batch(&space, of_one, now) {
                 put_off.extend_from_slice(of_one);
             }
@@ -177,7 +178,8 @@ impl Eviction {
             // No thread has read the program's messages since the batch began. If there are none, what was not there is
             // gone; else it may be at another place.
             let may_have_moved = batch.outcomes.contains(&EvictOutcome::Absent) && batch.space.memory.is_changing();
-            let page_indexes = &mut *self.shared.page_indexes();
+            let mut held = self.shared.page_indexes();
+            let page_indexes = &mut *held;
             for ((number, page, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
                 match outcome {
                     EvictOutcome::Moved => {
@@ -212,6 +214,10 @@ impl Eviction {
             for (place, id) in to_write.iter_mut().zip(&batch.runs) {
                 *place = self.staging.evictor_ended(*id, &mut page_indexes.volume_pages).map(|run| (*id, run));
             }
+            drop(held);
+            let left = batch.pages.iter().zip(&batch.outcomes);
+            let left = left.filter(|(_, outcome)| matches!(outcome, EvictOutcome::Moved | EvictOutcome::Zero));
+            self.split_huge_pages(&batch.space, &state, left.map(|((_, page, _), _)| *page), now);
             state.batch = !is_last;
             if is_last && state.is_awaited {
                 self.shared.faults.signal();

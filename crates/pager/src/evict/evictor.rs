@@ -3,6 +3,7 @@
 //! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no
 //! program sees.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +16,10 @@ use spillway_stub::seat::{Seat, Task};
 use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
 use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
 use crate::page_table::virtual_page::VirtualPage;
-use crate::process::memory::{EvictOutcome, EvictRequest, Evictor};
+use crate::process::memory::{CollapseOutcome, EvictOutcome, EvictRequest, Evictor};
+
+/// `MADV_COLLAPSE` (Linux 6.1).
+const COLLAPSE: u32 = 25;
 
 /// See the module text.
 pub struct SeatEvictor {
@@ -129,6 +133,29 @@ impl Evictor for SeatEvictor {
         self.post()
     }
 
+    fn collapse(&mut self, block: Range<u64>) -> bool {
+        if !self.is_ready(0) {
+            return false;
+        }
+        self.tasks.clear();
+        self.tasks.push(Task::advise(block.start, block.end - block.start, COLLAPSE));
+        let next = self.next();
+        self.requests[next].clear();
+        self.post()
+    }
+
+    fn collapsed(&mut self) -> Option<CollapseOutcome> {
+        if self.seat.phase(self.batch) != Phase::Done {
+            let is_gone = self.is_gone.load(Ordering::SeqCst) || self.is_broken();
+            return is_gone.then_some(CollapseOutcome::Gone);
+        }
+        let outcome = collapse_outcome(self.seat.result(self.batch, 0));
+        self.seat.take(self.batch);
+        self.batch = (self.batch + 1) % BATCHES;
+        self.under_way -= 1;
+        Some(outcome)
+    }
+
     fn end(&mut self, status: u8) {
         self.is_over = true;
         self.take_rescued();
@@ -212,6 +239,19 @@ impl Evictor for SeatEvictor {
     }
 }
 
+/// By the result of MADV_COLLAPSE (`madvise_collapse_errno` in mm/khugepaged.c).
+fn collapse_outcome(result: i32) -> CollapseOutcome {
+    match result {
+        outcome::DONE => CollapseOutcome::Done,
+        // ENOMEM: no huge page is free. EAGAIN: pages were in use. EBUSY: that, or one is away.
+        NO_MEMORY | outcome::TRY_LATER | outcome::BUSY => CollapseOutcome::Later,
+        _ => CollapseOutcome::Refused,
+    }
+}
+
+/// `-ENOMEM`.
+const NO_MEMORY: i32 = -12;
+
 fn fate_of(result: i32) -> EvictOutcome {
     match result {
         outcome::DONE => EvictOutcome::Moved,
@@ -250,6 +290,13 @@ mod tests {
         // A second one would find its batch in use.
         evictor.end(3);
         assert!(!evictor.is_ready(0), "and nothing follows");
+    }
+
+    #[test]
+    fn results_say_whether_a_block_may_become_a_huge_page_later() {
+        let outcomes = [outcome::DONE, -12, -11, -16, -22, -38].map(collapse_outcome);
+        let [done, later, refused] = [CollapseOutcome::Done, CollapseOutcome::Later, CollapseOutcome::Refused];
+        assert_eq!(outcomes, [done, later, later, later, refused, refused]);
     }
 
     #[test]

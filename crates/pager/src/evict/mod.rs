@@ -14,6 +14,7 @@
 mod batch;
 mod choose;
 pub mod evictor;
+mod huge_pages;
 pub mod staging;
 pub mod take_over;
 mod write_back;
@@ -27,6 +28,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::replacement::{CachePage, Replacement, Shadows};
 
 use self::batch::Batch;
+use self::huge_pages::Collapsing;
 use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
@@ -76,6 +78,10 @@ pub struct Eviction {
     /// Programs whose evictors make pages their own again (rule 2), and room for the outcomes of that.
     owning: Vec<Arc<AddressSpace>>,
     own_outcomes: Vec<EvictOutcome>,
+    /// The huge page that an evictor makes.
+    collapsing: Option<Collapsing>,
+    /// When pages left last.
+    left_at: Option<Instant>,
     /// Batches in a row that took little or nothing out, and when the next may begin.
     fruitless: u32,
     start_at: Instant,
@@ -114,6 +120,8 @@ impl Eviction {
             ended: Vec::with_capacity(pool_slots),
             owning: Vec::new(),
             own_outcomes: vec![EvictOutcome::Refused; BATCH_PAGES],
+            collapsing: None,
+            left_at: None,
             fruitless: 0,
             start_at: now,
         }
@@ -151,6 +159,7 @@ impl Eviction {
         }
         self.discard(now);
         self.look_ahead();
+        self.give_huge_pages_back(now);
         if self.may_follow() {
             self.start(now);
         }
@@ -162,12 +171,14 @@ impl Eviction {
 
     /// Whether an evictor was given something that it is not done with.
     pub fn is_evictor_at_work(&self) -> bool {
-        !self.batches.is_empty() || !self.owning.is_empty()
+        !self.batches.is_empty() || !self.owning.is_empty() || self.collapsing.is_some()
     }
 
     /// Sleeps until an evictor that works is done, at most for `patience`.
     pub fn await_evictor(&self, patience: Duration) {
-        let mut spaces = self.batches.iter().map(|batch| &batch.space).chain(&self.owning);
+        let spaces = self.batches.iter().map(|batch| &batch.space).chain(&self.owning);
+        let collapsing = self.collapsing.as_ref().map(|collapsing| &collapsing.space);
+        let mut spaces = spaces.chain(collapsing);
         let Some(space) = spaces.next() else { return };
         if let Some(evictor) = lock(&space.evictor).as_ref() {
             evictor.wait(patience);

@@ -21,6 +21,7 @@ pub mod page_indexes;
 pub mod ranges;
 pub mod virtual_page;
 pub mod volume_pages;
+mod whole;
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -31,6 +32,7 @@ use spillway_policy::replacement::{CachePage, Evidence};
 use self::address_hasher::AddressHasher;
 use self::group::{Group, PageState, WriteTrend};
 use self::ranges::Ranges;
+pub use self::whole::{Wholeness, block_range};
 use crate::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
 use crate::page_table::page_indexes::{CachePages, Coming, Home, SpaceId};
 use crate::page_table::virtual_page::VirtualPage;

@@ -224,6 +224,19 @@ pub enum EvictOutcome {
     Changing,
 }
 
+/// What became of a block that was to be a huge page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollapseOutcome {
+    /// It is one.
+    Done,
+    /// Not now: no free memory in one piece, or pages in use.
+    Later,
+    /// The kernel refused.
+    Refused,
+    /// The program or its evictor is gone.
+    Gone,
+}
+
 /// An evictor that has ended a batch, by what its program says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictorSeen {
@@ -315,6 +328,17 @@ pub trait Evictor: Send {
     /// They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while a batch is
     /// under way.
     fn own(&mut self, pages: &[VirtualPage]) -> bool;
+
+    /// Makes a huge page of `block`, 2 MiB at a multiple of that, if all pages are there and writable; contents stay.
+    /// False as for [`Evictor::own`].
+    fn collapse(&mut self, _block: Range<u64>) -> bool {
+        false
+    }
+
+    /// What became of that; `None` while it is under way.
+    fn collapsed(&mut self) -> Option<CollapseOutcome> {
+        Some(CollapseOutcome::Gone)
+    }
 
     /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called
     /// until the program is gone.

@@ -11,6 +11,7 @@
 //!   for them.
 //! - `objects`: shared memory whose pages may leave; `object_looks`: when it is looked for; `descriptors`: by which
 //!   others reach it.
+//! - `huge_pages`: blocks that are whole and may be huge pages again.
 //! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
@@ -25,6 +26,7 @@ mod descriptors;
 mod evictors;
 mod greeting;
 mod growth;
+mod huge_pages;
 pub mod memory;
 mod newcomers;
 mod object_looks;
@@ -62,6 +64,7 @@ use self::children::Search;
 use self::common::Common;
 use self::greeting::Caller;
 use self::growth::{Growth, interval};
+use self::huge_pages::{HugePageLooks, HugePagesOf};
 use self::objects::Objects;
 use self::pace::Pace;
 use self::pausing::{Respite, Restless};
@@ -103,6 +106,8 @@ struct TrackedProcess {
     left_alone: Ranges,
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
+    /// Where it may have huge pages.
+    huge_pages: HugePagesOf,
     /// Of looks for its new mappings.
     register_pace: Pace,
     /// Mappings that were prepared for pages and had none yet when it was last looked at.
@@ -137,6 +142,7 @@ impl TrackedProcess {
             excluded,
             left_alone: Ranges::default(),
             places,
+            huge_pages: HugePagesOf::default(),
             register_pace: Pace::default(),
             prepared: HashSet::new(),
             evictor_at,
@@ -165,6 +171,8 @@ pub struct RunOfPrograms {
     pub variable: String,
     /// See [`PagerConfig::programs_fork`](crate::config::PagerConfig::programs_fork).
     pub programs_fork: bool,
+    /// See [`PagerConfig::huge_pages`](crate::config::PagerConfig::huge_pages).
+    pub huge_pages: bool,
     /// See [`PagerConfig::shared_memory`](crate::config::PagerConfig::shared_memory).
     pub shared_memory: SharedMemoryKinds,
     /// Where evicted pages go.
@@ -204,6 +212,7 @@ pub struct Survey {
     sharing_looked_at: Option<Instant>,
     staying: StayingLook,
     objects: Objects,
+    huge_pages: HugePageLooks,
     unpaged: Unpaged,
     traced: Traced,
     /// Pages that the kernel counts more than once.
@@ -228,6 +237,7 @@ impl Survey {
         let calls = Calls::new(run.head.address().fork_probe());
         let proof = Proof::new(&run)?;
         let objects = Objects::new(run.shared_memory);
+        let huge_pages = HugePageLooks::new(run.huge_pages);
         Ok(Self {
             shared,
             listener,
@@ -249,6 +259,7 @@ impl Survey {
             sharing_looked_at: None,
             staying: StayingLook::new()?,
             objects,
+            huge_pages,
             unpaged: Unpaged::default(),
             traced: Traced::default(),
             common: Common::default(),
@@ -352,6 +363,7 @@ impl Survey {
             self.start_evictors(now);
             self.make_pause(now);
             self.bring_back_for_debuggers(now);
+            self.look_for_whole_blocks(now);
         }
         self.end_evictors_left_alone();
         self.count_staying(now);

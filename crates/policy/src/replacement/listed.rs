@@ -7,7 +7,7 @@
 //! Invariant: a page in `AHEAD` has no marks, as the first evidence takes it out of there.
 
 use super::lists::{List, Lists, Victims};
-use super::{Arrival, CachePage, Evidence, LEAVING_MAX, NEIGHBOURS_MAX, Replacement};
+use super::{Arrival, CachePage, Evidence, JOINED_PASSES, LEAVING_MAX, NEIGHBOURS_MAX, Replacement};
 
 /// Pages that were brought along and not asked for yet.
 const AHEAD: List = List(0);
@@ -113,7 +113,13 @@ impl<Policy: Order> Replacement for Listed<Policy> {
 
     fn touched(&mut self, page: CachePage, evidence: Evidence) {
         match self.lists.list_of(page) {
-            Some(AHEAD) => self.lists.renew(self.order.entry_used(), page),
+            Some(AHEAD) if evidence == Evidence::Parted => {}
+            Some(AHEAD) => {
+                self.lists.renew(self.order.entry_used(), page);
+                if evidence == Evidence::Joined {
+                    self.touched(page, evidence);
+                }
+            }
             Some(list) if evidence == Evidence::Passed => {
                 let is_plain = list == NEW && self.lists.marks(page) == 0;
                 let entry = self.order.entry_used();
@@ -122,6 +128,11 @@ impl<Policy: Order> Replacement for Listed<Policy> {
                     self.lists.renew(entry, page);
                 }
             }
+            Some(_) if evidence == Evidence::Joined => {
+                let passes = JOINED_PASSES.min(Policy::EVIDENCE_MAX).max(self.lists.marks(page));
+                self.lists.set_marks(page, passes);
+            }
+            Some(_) if evidence == Evidence::Parted => self.lists.set_marks(page, 0),
             Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
             None => {}
         }
@@ -235,6 +246,21 @@ mod tests {
         pages.inserted(CachePage(1), Arrival::New);
         assert_eq!(pages.lists.marks(CachePage(1)), 0);
         assert_eq!(pages.order.displaced, [1]);
+    }
+
+    #[test]
+    fn pages_of_a_huge_page_are_passed_over_and_leave_together_once_it_is_split() {
+        let mut pages = Listed::new(100, 100, Youngest::default());
+        pages.inserted(CachePage(0), Arrival::New);
+        pages.inserted(CachePage(1), Arrival::Prefetched);
+        [0, 1, 2].map(|page| pages.touched(CachePage(page), Evidence::Joined));
+        let marks = |pages: &Listed<Youngest>| [0, 1, 2].map(|page| pages.lists.marks(CachePage(page)));
+        assert_eq!(marks(&pages), [2, 2, 0], "as much as the order counts; page 2 is not listed");
+        [0, 1, 2].map(|page| pages.touched(CachePage(page), Evidence::Parted));
+        assert_eq!(marks(&pages), [0; 3]);
+        let mut room = [CachePage(9); 2];
+        assert_eq!(pages.victims(&mut room), 2);
+        assert_eq!(room, [CachePage(1), CachePage(0)], "neighbours leave together");
     }
 
     #[test]

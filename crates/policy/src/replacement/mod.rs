@@ -107,7 +107,16 @@ pub enum Evidence {
     /// A scan found it referenced since the last one. No kernel of today tells an ordinary process (PAGEMAP_SCAN has
     /// written bits only); read-write-protection is announced for Linux 7.2.
     Referenced,
+    /// The page became a part of a huge page: its leaving would split that. It is passed over [`JOINED_PASSES`] times.
+    Joined,
+    /// The huge page that it was a part of was split: nothing speaks for it any more, so it leaves with the rest.
+    Parted,
 }
+
+/// How often a page of a new huge page is passed over: as one that was needed at once. A huge page is split once one of
+/// its 512 pages was met more often by chance; with 4 that is after about as many victims as there are pages in memory,
+/// with 1 after a sixteenth of that (Poisson).
+pub const JOINED_PASSES: u8 = 4;
 
 /// A policy: which of the listed pages leaves next.
 /// ```
