@@ -46,7 +46,9 @@ impl Growth {
             window + (window / GROWTH_SHARE).max(1)
         };
         self.threshold = self.threshold.max(window);
-        next.clamp(WINDOW_START, window_max as u32)
+        // There may be room for less than a first window.
+        let max = window_max as u32;
+        next.clamp(WINDOW_START.min(max), max)
     }
 }
 
