@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 88] = [
+const DECISIONS: [&str; 90] = [
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",

@@ -434,8 +434,8 @@ pub const HUGE_REST_MIN: Duration = Duration::from_secs(2);
 /// The longest: what a program does changes within minutes.
 pub const HUGE_REST_MAX: Duration = Duration::from_secs(600);
 
-/// So many huge pages are made in a [`HUGE_LOOK_INTERVAL`], one right after the other: 80 MiB a second. One copies 2 MiB
-/// (0.3 to 1 ms), so they take 2 to 4 % of a CPU.
+/// So many huge pages are made in a [`HUGE_LOOK_INTERVAL`], one right after the other: 80 MiB a second. One copies
+/// 2 MiB (0.3 to 1 ms), so they take 2 to 4 % of a CPU.
 pub const HUGE_BURST: u32 = 8;
 
 /// Intervals are up to so many times as long while huge pages are split as soon as they are made.

@@ -1,8 +1,8 @@
 //! What the threads of a pager share.
 //!
 //! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]),
-//! then the page indexes, then the recorded faults or the huge blocks. All are held for microseconds, and never across a wait; the thread
-//! that holds a table may change what is known of that address space.
+//! then the page indexes, then the recorded faults or the huge blocks. All are held for microseconds, and never across
+//! a wait; the thread that holds a table may change what is known of that address space.
 //!
 //! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: no thread reads the
 //! program's events then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel

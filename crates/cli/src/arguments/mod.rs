@@ -294,8 +294,8 @@ pub(crate) struct RunArguments {
     /// yes, with --via pager]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub(crate) eager_eviction: Option<RunEagerEviction>,
-    /// Whether a program gets huge pages back that it lost to paging, once all their pages are there again [default: no,
-    /// with --via pager]
+    /// Whether a program gets huge pages back that it lost to paging, once all their pages are there again [default:
+    /// no, with --via pager]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub(crate) huge_pages: Option<RunHugePages>,
     /// An experiment: shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a
