@@ -2,8 +2,8 @@
 //! which of these are split by pages that leave ([`crate::huge_pages`]).
 //!
 //! The evictor gets this as it gets pages that a fork shared (rule 2): no batch of its program begins meanwhile, and
-//! messages are read as ever. So a fault, a fork or a change of mappings comes before the kernel makes the huge page, or
-//! after it: the kernel refuses the block in the first case where it is not whole any more.
+//! messages are read as ever. So a fault, a fork or a change of mappings comes before the kernel makes the huge page,
+//! or after it: the kernel refuses the block in the first case where it is not whole any more.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -93,8 +93,8 @@ mod tests {
         ]
         .concat();
         let of = |setting| eligible(&smaps, setting).iter().collect::<Vec<_>>();
-        assert_eq!(of(HugeSetting::Advised), [0x7f00_0020_0000..0x7f00_0060_0000]);
         let all = [0x7f00_0020_0000..0x7f00_0060_0000, 0x7f00_1000_0000..0x7f00_1020_0000];
+        assert_eq!(of(HugeSetting::Advised), all[..1]);
         assert_eq!(of(HugeSetting::Always), all);
         assert_eq!(of(HugeSetting::Never), []);
         assert!(eligible("nonsense\nVmFlags: hg\nTHPeligible: 1", HugeSetting::Always).is_empty());

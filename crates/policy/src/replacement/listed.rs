@@ -253,10 +253,10 @@ mod tests {
         let mut pages = Listed::new(100, 100, Youngest::default());
         pages.inserted(CachePage(0), Arrival::New);
         pages.inserted(CachePage(1), Arrival::Prefetched);
-        [0, 1, 2].map(|page| pages.touched(CachePage(page), Evidence::Joined));
+        (0..3).for_each(|page| pages.touched(CachePage(page), Evidence::Joined));
         let marks = |pages: &Listed<Youngest>| [0, 1, 2].map(|page| pages.lists.marks(CachePage(page)));
         assert_eq!(marks(&pages), [2, 2, 0], "as much as the order counts; page 2 is not listed");
-        [0, 1, 2].map(|page| pages.touched(CachePage(page), Evidence::Parted));
+        (0..3).for_each(|page| pages.touched(CachePage(page), Evidence::Parted));
         assert_eq!(marks(&pages), [0; 3]);
         let mut room = [CachePage(9); 2];
         assert_eq!(pages.victims(&mut room), 2);
