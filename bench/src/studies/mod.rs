@@ -327,9 +327,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_of_them_take_less_than_two_hours() {
+    fn all_of_them_take_little_more_than_two_hours() {
         let all: Duration = ALL.iter().map(|study| study.expected(false, study.rounds())).sum();
-        assert!(all < Duration::from_secs(2 * 60 * 60), "{all:?}");
+        assert!(all < Duration::from_secs(130 * 60), "{all:?}");
         assert!(ALL.iter().all(|study| study.expected(true, 1) <= study.expected(false, study.rounds())));
     }
 

@@ -128,7 +128,7 @@ impl Study for GuestSwapStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (300, 200)
+        (250, 135)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
