@@ -4,6 +4,7 @@
 //! library. Where both can be had, figures decide (docs/decisions/via-auto.md). The choice is made from facts that are
 //! handed in; nothing has been started when it fails.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
@@ -41,6 +42,12 @@ impl fmt::Display for Choice {
 
 /// Programs that keep their memory in shared objects, which the pager leaves local.
 const PROGRAMS_WITH_SHARED_MEMORY: [&str; 3] = ["postgres", "postmaster", "pg_ctl"];
+
+/// How the names of QEMU's programs begin.
+const QEMU: &[u8] = b"qemu-system-";
+
+/// Guest memory that other processes map: vhost-user and virtio-fs need it.
+const SHARED_GUEST_MEMORY: [&str; 4] = ["share=on", "share=yes", "share=true", "\"share\":true"];
 
 /// The options that were given and that only `way` has.
 fn options_of(way: Way, arguments: &RunArguments) -> Option<&'static str> {
@@ -84,7 +91,9 @@ fn asked_by_options(arguments: &RunArguments) -> Option<(Way, String)> {
 pub(crate) fn choose(arguments: &RunArguments, file: &Path) -> Result<Choice, Failure> {
     // What cannot be looked at cannot be executed either, and then says why.
     let unpageable = executable::judge(file).unwrap_or_default();
-    decide(arguments.via, &checks::all(&System::this()), file, unpageable, asked_by_options(arguments))
+    decide(arguments.via, &checks::all(&System::this()), file, unpageable, asked_by_options(arguments), || {
+        shared_memory_of(file, &arguments.program)
+    })
 }
 
 fn decide(
@@ -93,6 +102,7 @@ fn decide(
     file: &Path,
     unpageable: Option<Unpageable>,
     by_options: Option<(Way, String)>,
+    shared_memory: impl Fn() -> Option<String>,
 ) -> Result<Choice, Failure> {
     let (no_swap, no_pager) = (hindrance(checks, Way::Swap), hindrance(checks, Way::Pager));
     let program = &file.display().to_string();
@@ -107,7 +117,7 @@ fn decide(
         },
         Via::Auto => match (no_swap, no_pager, unpageable) {
             (None, None, None) => {
-                let (way, reason) = by_options.unwrap_or_else(|| better(checks, file));
+                let (way, reason) = by_options.unwrap_or_else(|| better(checks, shared_memory()));
                 chosen(way, reason)
             }
             (None, Some(check), _) => chosen(Way::Swap, format!("the pager lacks {}", check.name)),
@@ -119,11 +129,26 @@ fn decide(
     }
 }
 
-/// The way that serves a program better where both can be had.
-fn better(checks: &[Check], file: &Path) -> (Way, String) {
+/// What of a program, of `words` as it is started, lies in shared objects.
+fn shared_memory_of(file: &Path, words: &[OsString]) -> Option<String> {
     let name = file.file_name().unwrap_or_default();
     if PROGRAMS_WITH_SHARED_MEMORY.iter().any(|program| name == *program) {
-        return (Way::Swap, format!("{} has shared memory, which the pager leaves local", name.display()));
+        return Some(format!("{} has shared memory", name.display()));
+    }
+    let is_guest = name.as_encoded_bytes().starts_with(QEMU) || name == "kvm";
+    let is_shared = |word: &OsString| {
+        let word = word.to_string_lossy();
+        // As an object's properties, and in JSON as libvirt writes them.
+        let written = SHARED_GUEST_MEMORY.iter().any(|property| word.contains(property));
+        word.contains("memory-backend") && written
+    };
+    (is_guest && words.iter().any(is_shared)).then(|| "the guest's memory is shared".to_owned())
+}
+
+/// The way that serves a program better where both can be had.
+fn better(checks: &[Check], shared_memory: Option<String>) -> (Way, String) {
+    if let Some(what) = shared_memory {
+        return (Way::Swap, format!("{what}, which the pager leaves local"));
     }
     if checks.iter().any(|check| check.name == "ublk" && check.state == State::Good) {
         return (Way::Swap, "this kernel has ublk".to_owned());
@@ -206,7 +231,7 @@ mod tests {
     fn decided(asked: Via, swap: bool, pager: bool, unpageable: Option<Unpageable>) -> Result<Way, String> {
         let state = |good| if good { State::Good } else { State::Bad };
         let checks = [check(Way::Swap, state(swap)), check(Way::Pager, state(pager))];
-        match decide(asked, &checks, Path::new("/bin/prog"), unpageable, None) {
+        match decide(asked, &checks, Path::new("/bin/prog"), unpageable, None, || None) {
             Ok(choice) => {
                 assert!(!choice.reason.is_empty());
                 Ok(choice.way)
@@ -226,11 +251,24 @@ mod tests {
     #[test]
     fn auto_takes_the_faster_way_where_both_can_be_had() {
         let ublk = |state| Check { name: "ublk", ..check(Way::Swap, state) };
-        let taken = |state, file: &str| better(&[ublk(state)], Path::new(file)).0;
+        let taken = |state, file: &str| better(&[ublk(state)], shared_memory_of(Path::new(file), &[])).0;
         assert_eq!(taken(State::Good, "/usr/bin/sort"), Way::Swap);
         assert_eq!(taken(State::Optional, "/usr/bin/sort"), Way::Pager);
         assert_eq!(taken(State::Optional, "/usr/lib/postgresql/17/bin/postgres"), Way::Swap);
         assert_eq!(decided(Via::Auto, true, true, None), Ok(Way::Pager));
+    }
+
+    #[test]
+    fn a_guest_with_shared_memory_is_known_by_its_words() {
+        let told = |program: &str, words: &str| {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            shared_memory_of(Path::new(program), &words).is_some()
+        };
+        let shared = "-object memory-backend-memfd,id=m,size=1G,share=on";
+        assert!(told("/usr/bin/qemu-system-x86_64", shared) && told("/usr/bin/kvm", shared));
+        assert!(told("qemu-system-x86_64", r#"-object {"qom-type":"memory-backend-file","share":true,"id":"m"}"#));
+        assert!(!told("/usr/bin/qemu-system-x86_64", "-object memory-backend-memfd,id=m,size=1G,share=off"));
+        assert!(!told("/usr/bin/qemu-system-x86_64", "-m 1G -device x,share=on") && !told("/usr/bin/echo", shared));
     }
 
     #[test]
@@ -246,7 +284,7 @@ mod tests {
         assert_eq!([asked(&["--local", "12M"]), asked(&["--local", "16M"])], [Some(Way::Swap), None]);
         let by_options = Some((Way::Swap, "reason".to_owned()));
         let good = [Way::Swap, Way::Pager].map(|way| check(way, State::Good));
-        let choice = decide(Via::Auto, &good, Path::new("prog"), None, by_options).unwrap();
+        let choice = decide(Via::Auto, &good, Path::new("prog"), None, by_options, || None).unwrap();
         assert_eq!((choice.way, choice.reason.as_str()), (Way::Swap, "reason"));
     }
 
