@@ -1,9 +1,9 @@
 //! How much may be lent: the user's quota, and what keeps the machine's own programs at ease.
 //!
 //! The machine's available memory is smoothed (Infiniswap's EWMA), so that a short burst neither stops lending nor
-//! recalls slabs. A fall that two samples in a row show is believed at once. What the donor itself takes and returns is known exactly and counted at once; otherwise a burst of
-//! leases would all be granted from one old sample. Decisions only: samples come from
-//! [`host_memory`](crate::host_memory).
+//! recalls slabs. A fall that two samples in a row show is believed at once. What the donor itself takes and returns is
+//! known exactly and counted at once; otherwise a burst of leases would all be granted from one old sample. Decisions
+//! only: samples come from [`host_memory`](crate::host_memory).
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

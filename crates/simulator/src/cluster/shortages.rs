@@ -2,8 +2,8 @@
 //!
 //! It is possible while the borrower reaches the pages, at a donor or on its disk, and a donor that it uses could take
 //! a copy, or holds one that misses pages. A copy at a donor that has fallen silent is waited for until the session is
-//! over, which the borrower's patience bounds; the bound begins then. A slab that was placed while too few donors were known, or had room, counts
-//! the copies that it never had as lost; this bound ends that.
+//! over, which the borrower's patience bounds; the bound begins then. A slab that was placed while too few donors were
+//! known, or had room, counts the copies that it never had as lost; this bound ends that.
 
 use std::time::Duration;
 
