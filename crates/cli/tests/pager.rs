@@ -50,6 +50,7 @@ mod pager {
     mod emulator;
     mod families;
     mod forks;
+    mod free_pages;
     mod hardened;
     mod hostile;
     mod huge_pages;

@@ -6,6 +6,7 @@
 //! - [`traces`]: page faults, recorded and replayed.
 //! - [`bounds`]: how much one run borrows, and how fast its pages move.
 //! - [`shares`]: that the programs had so much and no more.
+//! - [`virtio_fs`]: a guest in shared memory, and a process of the host that serves its files there.
 //! - [`clusters`]: donors that a run finds by itself.
 //! - [`manners`]: exit status, signals and terminal; [`left_behind`]: what a killed program leaves.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full.
@@ -27,3 +28,4 @@ pub(crate) mod shares;
 pub(crate) mod stage;
 pub(crate) mod stress;
 pub(crate) mod traces;
+pub(crate) mod virtio_fs;
