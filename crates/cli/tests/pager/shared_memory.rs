@@ -339,6 +339,17 @@ fn stays(change: &str, reason: &str) {
 }
 
 #[test]
+fn an_object_that_was_refused_can_be_moved_in_parts() {
+    let Some(scene) = Scene::set() else { return };
+    let program = scene.stage.compile("moved_object", &[]);
+    let mut running = scene.start_program(&[program.to_str().unwrap()], "anonymous", "64M", &[]);
+    scene.wait_told(&mut running, "stays local", "locks memory");
+    running.signal("USR1");
+    let said = running.end().done("moved_object");
+    assert!(said.text().contains("moved, wrong 0\n"), "{}{}", said.text(), said.errors);
+}
+
+#[test]
 fn a_memfd_stays_where_only_anonymous_memory_is_to_leave() {
     let Some(scene) = Scene::set() else { return };
     let program = [scene.program.to_str().unwrap(), "64", "2", UNTIL_TOLD, "7", "c"];

@@ -310,6 +310,24 @@ impl Survey {
 
     /// Takes one object in.
     fn take_object_in(&mut self, candidate: Candidate) -> Result<(), Refusal> {
+        let mut registered = Vec::new();
+        let result = self.try_object(candidate, &mut registered);
+        if result.is_err() {
+            // The program's own again: a mapping that is registered in part cannot be moved.
+            for (space, range) in registered {
+                // One that is gone meanwhile is not registered any more.
+                let _ = space.memory.unregister(range);
+            }
+        }
+        result
+    }
+
+    /// [`Survey::take_object_in`]; what it registered is in `registered`.
+    fn try_object(
+        &mut self,
+        candidate: Candidate,
+        registered: &mut Vec<(Arc<AddressSpace>, Range<u64>)>,
+    ) -> Result<(), Refusal> {
         let id = candidate.id;
         if may_be_huge() {
             let advice = format!("its pages may be huge; write `never` to {HUGE_SETTINGS}/shmem_enabled");
@@ -347,6 +365,7 @@ impl Survey {
             let process = self.tracked[*index].process.as_ref().ok_or(Refusal::TooEarly)?.number();
             for mapping in &mappings {
                 register(space, process, mapping)?;
+                registered.push((Arc::clone(space), mapping.range.clone()));
             }
             views.push((Arc::clone(space), process, mappings));
         }
