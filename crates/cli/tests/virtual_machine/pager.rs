@@ -106,12 +106,14 @@ fn assert_exact(guest: &Guest, who: Who, options: &str, program: &str) {
     // An agent that a busy machine kept from starting is started again.
     let failures = paging["failures"].as_array().expect("failures are a list");
     assert!(failures.iter().all(|failure| failure.to_string().contains("gets no evictor yet")), "{paging:#}");
+    let forks = program.contains("fork") || program.contains("exec");
+    // What a child still shares is refused, and a quick machine may end such a program before anything else can leave.
+    let is_shared = forks && number("/refused") > 512;
     // 2 MiB.
-    assert!(number("/pages_out_dirty") > 512, "few pages left: {paging:#}");
+    assert!(number("/pages_out_dirty") > 512 || is_shared, "few pages left: {paging:#}");
     // Whether a page is still in the pool, and how many come with it, is a matter of time.
     let back = number("/fill/count") + number("/staged/count") + number("/pages_prefetched");
-    assert!(back > 0, "no page came back: {paging:#}");
-    let forks = program.contains("fork") || program.contains("exec");
+    assert!(back > 0 || is_shared, "no page came back: {paging:#}");
     match who {
         Who::Root => assert_eq!(number("/forks"), 0, "the kernel tells root of forks: {paging:#}"),
         Who::User => assert!(number("/forks_refused") == 0 && (number("/forks") > 0) == forks, "{paging:#}"),
