@@ -81,7 +81,7 @@ fn the_readme_has_five_commands_for_two_machines() {
 }
 
 #[test]
-#[ignore = "not seen to its end yet (docs/decisions/packages.md), and takes minutes, emulated: `make soak` runs it"]
+#[ignore = "takes eight minutes, emulated: `make soak` runs it"]
 fn a_newcomers_lines_bring_swap_and_an_upgrade_and_a_purge_lose_nothing() {
     for program in ["ssh", "sshd", "ssh-keygen", "dpkg-deb"] {
         if !has_program(program) {
