@@ -39,7 +39,7 @@ pub(super) fn bind(text: &str, has_key: bool) -> Result<UdpSocket, Failure> {
 
 /// Where others reach a socket: at its own address, or, if it hears at all of them, at the one from which the way to a
 /// seed begins.
-pub(super) fn reachable(bound: SocketAddr, seeds: &[SocketAddr]) -> Result<SocketAddr, Failure> {
+fn reachable(bound: SocketAddr, seeds: &[SocketAddr]) -> Result<SocketAddr, Failure> {
     if bound.ip().is_loopback() && seeds.iter().any(|seed| !seed.ip().is_loopback()) {
         return Err(Failure::Failed(format!(
             "this machine listens at {bound} only, where no other machine reaches it; set listen in [donor] or [cluster]"
@@ -62,7 +62,7 @@ pub(super) fn reachable(bound: SocketAddr, seeds: &[SocketAddr]) -> Result<Socke
 
 /// Where others reach the first machine of a cluster, which has no seed that would tell: at the address from which the
 /// default route begins, or, without one, at the only address that other machines can know.
-pub(super) fn reachable_alone(bound: SocketAddr) -> Result<SocketAddr, Failure> {
+fn reachable_alone(bound: SocketAddr) -> Result<SocketAddr, Failure> {
     if !bound.ip().is_unspecified() {
         return Ok(bound);
     }
@@ -106,8 +106,14 @@ fn alone_at(of_machine: &[IpAddr], of_route: Option<IpAddr>, hears_ipv6: bool) -
     }
 }
 
-/// Fails if others do not reach a machine's donor where they send datagrams, at `address`.
-pub(super) fn check_donor(address: SocketAddr, donor: Option<SocketAddr>) -> Result<(), Failure> {
+/// [`reachable`], or [`reachable_alone`] without `seeds`, of a machine with a donor: others connect to the donor where
+/// they send datagrams.
+pub(super) fn reachable_with_donor(
+    bound: SocketAddr,
+    donor: Option<SocketAddr>,
+    seeds: Option<&[SocketAddr]>,
+) -> Result<SocketAddr, Failure> {
+    let address = seeds.map_or_else(|| reachable_alone(bound), |seeds| reachable(bound, seeds))?;
     let reaches = |donor: SocketAddr| {
         donor.port() == address.port() && (donor.ip().is_unspecified() || donor.ip() == address.ip())
     };
@@ -116,7 +122,7 @@ pub(super) fn check_donor(address: SocketAddr, donor: Option<SocketAddr>) -> Res
             "the donor listens at {donor} and datagrams are heard at {address}, but other machines know one address for \
              both; leave listen out of [cluster], or set it to the donor's"
         ))),
-        _ => Ok(()),
+        _ => Ok(address),
     }
 }
 
@@ -152,9 +158,11 @@ mod tests {
     #[test]
     fn the_donor_must_be_where_the_datagrams_are() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let with = |bound: &str, donor: &str| check_donor(address(bound), Some(address(donor)));
-        assert!(check_donor(address("10.1.2.3:7070"), None).is_ok());
+        let seeds = [address("127.0.0.1:7070")];
+        let with = |bound: &str, donor: &str| reachable_with_donor(address(bound), Some(address(donor)), Some(&seeds));
+        assert!(reachable_with_donor(address("10.1.2.3:7070"), None, Some(&seeds)).is_ok());
         assert!(with("10.1.2.3:7070", "10.1.2.3:7070").is_ok() && with("10.1.2.3:7070", "0.0.0.0:7070").is_ok());
+        assert!(with("0.0.0.0:7070", "127.0.0.1:7070").is_ok(), "the way to the seeds begins there");
         for (bound, donor) in [("10.1.2.3:7071", "10.1.2.3:7070"), ("10.1.2.3:7070", "127.0.0.1:7070")] {
             assert!(with(bound, donor).unwrap_err().to_string().contains("listen"));
         }
@@ -189,6 +197,6 @@ mod tests {
     #[test]
     fn a_machine_that_hears_at_one_address_is_reached_there() {
         let bound = "127.0.0.1:7070".parse().unwrap();
-        assert_eq!(reachable_alone(bound).unwrap(), bound);
+        assert_eq!(reachable_with_donor(bound, None, None).unwrap(), bound);
     }
 }

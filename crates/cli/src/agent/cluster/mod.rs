@@ -109,14 +109,8 @@ impl ClusterService {
         errors.iter().for_each(|error| tracing::warn!("a seed cannot be looked up: {error}"));
         let during = |error: io::Error| Failure::during("starting the cluster's membership", error);
         let bound = socket.local_addr().map_err(during)?;
-        let address = match role.address {
-            Some(address) => address,
-            None if role.seeds.is_empty() => addresses::reachable_alone(bound)?,
-            None => addresses::reachable(bound, &seeds)?,
-        };
-        if role.address.is_none() {
-            addresses::check_donor(address, donor)?;
-        }
+        let ways = (!role.seeds.is_empty()).then_some(&seeds[..]);
+        let address = role.address.map_or_else(|| addresses::reachable_with_donor(bound, donor, ways), Ok)?;
         let path = role.identity.clone().unwrap_or_else(|| storage::backing_directory().join("machine.json"));
         let identity = IdentityFile::begin(&path).map_err(Failure::failed)?;
         let profile = profile(role);
