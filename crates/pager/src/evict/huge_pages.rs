@@ -27,11 +27,13 @@ pub(super) struct Collapsing {
 }
 
 impl Eviction {
-    /// Hears of the huge page under way, and begins the next one if nothing is to leave now.
+    /// Hears of the huge page under way, and begins the next one if nothing is to leave now. Victims that were chosen
+    /// ahead may be left when the budget is kept again: they leave when it is exceeded the next time, and huge pages do
+    /// not wait for that.
     pub(super) fn give_huge_pages_back(&mut self, now: Instant) {
         self.end_collapse(now);
         let is_free = self.collapsing.is_none() && !self.is_evictor_at_work() && self.moved.is_empty();
-        if !is_free || !self.candidates.is_empty() || self.shared.budget.is_exceeded() {
+        if !is_free || self.shared.budget.is_exceeded() {
             return;
         }
         let is_quiet = self.left_at.is_none_or(|at| now.saturating_duration_since(at) >= HUGE_QUIET);
