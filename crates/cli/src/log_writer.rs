@@ -4,21 +4,25 @@
 //! gets the time and the level in words.
 //!
 //! Invariant: no thread waits for the journal. It may itself wait for a page of ours, so a line that its socket does
-//! not take at once is left out, and the next line that it takes says how many were.
+//! not take at once is left out, and the next line that it takes says how many were. Of a line that it took a part of
+//! the rest is left out.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rustix::net::SendFlags;
+use spillway_volume::status::DeviceStatus;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::state_changes::{Change, Weight};
+use crate::limits;
+use crate::state_changes::{Change, StateChanges, Weight};
 
 /// The target of lines that tell of a change of state: shown also where the level of others is `warn`.
 pub(crate) const CHANGES: &str = "spillway::changes";
@@ -87,18 +91,77 @@ pub(crate) fn prefix(level: Level) -> String {
     if is_journal() { format!("<{}>", priority(level)) } else { String::new() }
 }
 
-/// Writes one change of state.
-pub(crate) fn change(title: &str, change: &Change) {
-    let text = &change.text;
-    match change.weight {
-        Weight::Notice => tracing::info!(target: CHANGES, "{title}: {text}"),
-        Weight::Warning => tracing::warn!(target: CHANGES, "{title}: {text}"),
-        Weight::Error => tracing::error!(target: CHANGES, "{title}: {text}"),
+/// What changes in the state of a device or a run, as lines of the log.
+#[derive(Debug)]
+pub(crate) struct ChangeLog {
+    title: String,
+    changes: StateChanges,
+    next_look: Option<Instant>,
+}
+
+impl ChangeLog {
+    /// Its lines begin with `title`.
+    pub(crate) fn new(title: String) -> Self {
+        Self { title, changes: StateChanges::default(), next_look: None }
+    }
+
+    /// Writes what changed since the last look, if it is time for one and there is a state.
+    pub(crate) fn look(&mut self, status: impl FnOnce() -> Option<DeviceStatus>) {
+        let now = Instant::now();
+        if self.next_look.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_look = Some(now + limits::STATE_LOOK_INTERVAL);
+        let changes = status().map(|status| self.changes.look(&status)).unwrap_or_default();
+        changes.iter().for_each(|change| self.write(change));
+    }
+
+    fn write(&self, Change { weight, text }: &Change) {
+        let title = &self.title;
+        match weight {
+            Weight::Notice => tracing::info!(target: CHANGES, "{title}: {text}"),
+            Weight::Warning => tracing::warn!(target: CHANGES, "{title}: {text}"),
+            Weight::Error => tracing::error!(target: CHANGES, "{title}: {text}"),
+        }
     }
 }
 
-/// Lines that the journal did not take at once.
-static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// What the journal did not take of the lines of this process.
+static UNTAKEN: Untaken = Untaken { lines: AtomicU64::new(0), cut: AtomicU64::new(0) };
+
+#[derive(Debug, Default)]
+struct Untaken {
+    /// Lines that it did not take at once, which the next line tells of.
+    lines: AtomicU64,
+    /// Lines of which it took a part, which the next line has to end.
+    cut: AtomicU64,
+}
+
+/// Sends `bytes`, whole lines, to a socket that may take all, a part or nothing of them.
+fn send_lines(socket: BorrowedFd<'_>, bytes: &[u8], untaken: &Untaken) -> rustix::io::Result<()> {
+    let (lines, cut) = (untaken.lines.swap(0, Ordering::Relaxed), untaken.cut.swap(0, Ordering::Relaxed));
+    let mut text = Vec::with_capacity(bytes.len());
+    if cut > 0 {
+        text.push(b'\n');
+    }
+    if lines > 0 {
+        let mut note = String::new();
+        let _ = writeln!(note, "<4>{lines} lines of the log were left out: the journal did not take them");
+        text.extend_from_slice(note.as_bytes());
+    }
+    text.extend_from_slice(bytes);
+    let sent = rustix::net::send(socket, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    match sent {
+        Ok(count) if count < text.len() => drop(untaken.cut.fetch_add(1, Ordering::Relaxed)),
+        Ok(_) => {}
+        Err(error) => {
+            untaken.cut.fetch_add(cut, Ordering::Relaxed);
+            untaken.lines.fetch_add(lines + 1, Ordering::Relaxed);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
 
 /// Standard error. Every write succeeds: the log must not be what ends a process.
 struct StandardError;
@@ -106,21 +169,9 @@ struct StandardError;
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let stderr = io::stderr();
-        let at_once = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let left_out = LEFT_OUT.swap(0, Ordering::Relaxed);
-        let mut text = Vec::new();
-        if left_out > 0 {
-            let mut note = String::new();
-            let _ = writeln!(note, "<4>{left_out} lines of the log were left out: the journal did not take them");
-            text.extend_from_slice(note.as_bytes());
-        }
-        text.extend_from_slice(bytes);
-        match rustix::net::send(stderr.as_fd(), &text, at_once) {
-            // A file, a pipe or a terminal.
-            Err(rustix::io::Errno::NOTSOCK) => drop(stderr.lock().write_all(&text)),
-            Err(rustix::io::Errno::AGAIN) => drop(LEFT_OUT.fetch_add(left_out + 1, Ordering::Relaxed)),
-            // A journal that is gone takes nothing more.
-            _ => {}
+        // A file, a pipe or a terminal; a journal that is gone takes nothing more.
+        if send_lines(stderr.as_fd(), bytes, &UNTAKEN) == Err(rustix::io::Errno::NOTSOCK) {
+            let _ = stderr.lock().write_all(bytes);
         }
         Ok(bytes.len())
     }
@@ -146,6 +197,44 @@ mod tests {
     fn levels_are_syslogs_priorities() {
         let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
         assert_eq!(levels.map(priority), [3, 4, 6, 7, 7]);
+    }
+
+    /// What `peer` can read now.
+    fn read_all(peer: &mut std::os::unix::net::UnixStream) -> String {
+        let mut text = Vec::new();
+        let error = io::Read::read_to_end(peer, &mut text).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_journal_that_takes_no_more_delays_no_line_and_hears_how_many_it_missed() {
+        let (socket, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let untaken = Untaken::default();
+        let line = |number: usize| format!("<6>line {number} {}\n", "x".repeat(4 << 10));
+        // Larger than what a socket buffers (net.core.wmem_max, some 200 KiB): this returns although no peer reads.
+        let results: Vec<_> =
+            (0..1000).map(|number| send_lines(socket.as_fd(), line(number).as_bytes(), &untaken)).collect();
+        let refused = results.iter().filter(|result| **result == Err(rustix::io::Errno::AGAIN)).count();
+        assert!(refused > 0 && refused < results.len(), "{refused}");
+        let first = read_all(&mut peer);
+        assert!(first.starts_with(&line(0)), "{first}");
+        assert_eq!(send_lines(socket.as_fd(), line(1000).as_bytes(), &untaken), Ok(()));
+        assert_eq!(send_lines(socket.as_fd(), line(1001).as_bytes(), &untaken), Ok(()));
+        let cut = if first.ends_with('\n') { "" } else { "\n" };
+        let note = format!("<4>{refused} lines of the log were left out: the journal did not take them\n");
+        assert_eq!(read_all(&mut peer), format!("{cut}{note}{}{}", line(1000), line(1001)));
+    }
+
+    #[test]
+    fn a_line_that_was_taken_in_part_is_ended_before_the_next() {
+        let (socket, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let untaken = Untaken { cut: AtomicU64::new(1), ..Untaken::default() };
+        send_lines(socket.as_fd(), b"<6>next\n", &untaken).unwrap();
+        send_lines(socket.as_fd(), b"<6>last\n", &untaken).unwrap();
+        assert_eq!(read_all(&mut peer), "\n<6>next\n<6>last\n");
     }
 
     #[test]

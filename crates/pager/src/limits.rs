@@ -196,6 +196,14 @@ pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 /// left at 5.8 to 7.0 us each instead of 1.4 to 2.8 (docs/decisions/pager-eviction.md).
 pub const DISCARD_AFTER_LOOKS: u32 = 10;
 
+/// Shorter runs of free slots beside slots in use are forgotten after so many looks: twenty seconds, as each takes a
+/// request of its own.
+pub const DISCARD_SHORT_AFTER_LOOKS: u32 = 40;
+
+/// And only if they are so long: a program that frees memory leaves such, one that writes here and there leaves single
+/// slots. In the test of free page reporting 12,000 pages are in runs below 8 afterwards, half of these below 4.
+pub const DISCARD_SHORT_PAGES_MIN: u32 = 4;
+
 /// The next batch waits so long, or until a page has come, if a fault was put off for the one before: twice what a
 /// fault takes. Else it would find the next batch under way, and the one after that.
 pub const HURRY_PAUSE: Duration = Duration::from_micros(20);

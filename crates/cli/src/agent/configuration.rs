@@ -20,7 +20,8 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
 use super::cluster::role::ClusterRole;
-use crate::arguments::{DonateArguments, OutputArguments, PrefetchChoice};
+use crate::arguments::run::PrefetchChoice;
+use crate::arguments::{DonateArguments, OutputArguments};
 use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;

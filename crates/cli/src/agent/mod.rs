@@ -341,7 +341,7 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::PrefetchChoice;
+    use crate::arguments::run::PrefetchChoice;
 
     #[test]
     fn the_roles_become_the_same_arguments_as_on_the_command_line() {

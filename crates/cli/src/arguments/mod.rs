@@ -3,44 +3,38 @@
 //! Values are checked here, so that a mistake ends with status 2 before anything is touched.
 
 pub(crate) mod key;
+pub(crate) mod run;
 pub(crate) mod setup;
 pub(crate) mod sizing;
 pub(crate) mod status;
 pub(crate) mod top;
 pub(crate) mod trace;
+mod values;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use clap::{Args, Parser, Subcommand};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
-use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_frontend::choice::FrontEndChoice;
-use spillway_frontend::limits::THREADS_MAX;
 use spillway_frontend::nbd::listener::NbdAddress;
-use spillway_pager::limits::FAULT_THREADS_MAX;
-use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
-use spillway_policy::prefetch::selection::PrefetchPolicy;
-use spillway_policy::replacement::sampled::EagerEviction;
-use spillway_volume::limits::BANDWIDTH_BYTES_PER_SECOND_MIN;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
 use self::key::KeyCommand;
+use self::run::{BecomeArguments, PrefetchChoice, RunArguments};
 use self::setup::{SetupArguments, UninstallCheckArguments};
 use self::sizing::SizingArguments;
 use self::status::StatusArguments;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
+use self::values::{connections, device_size, slab_size};
 use crate::limits;
 use crate::machine_weight::MachineWeight;
-use crate::run::recording::Recording;
 use crate::sandbox::SandboxChoice;
-use crate::size::{LocalBudget, Size, human};
+use crate::size::Size;
 
 /// Lets programs use the idle memory of other machines.
 #[derive(Debug, Parser)]
@@ -157,166 +151,6 @@ pub(crate) struct StorageArguments {
     /// The cluster whose donors these are, if none was named
     #[arg(skip)]
     pub(crate) follows: Option<String>,
-}
-
-/// How memory reaches the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Via {
-    /// The one that can be had and is faster on this kernel; says which and why
-    #[default]
-    Auto,
-    /// A memory cgroup over a swap device; any program, needs root
-    Swap,
-    /// Page faults handled in user space; needs no root
-    Pager,
-}
-
-/// Which pages come before the program faults on them. Over a swap device, the kernel's read-ahead is set aside for the
-/// whole machine meanwhile, but for `kernel`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum PrefetchChoice {
-    #[default]
-    /// What the kernel reads ahead from swap by itself (vm.page-cluster); the default over a swap device
-    Kernel,
-    /// None
-    None,
-    /// Along the streams and strides of each thread; the default of run --via pager
-    Streams,
-    /// By Leap's majority trend, for each thread
-    Leap,
-    /// By Leap's majority trend, for all threads of a process together: to compare with
-    #[value(hide = true)]
-    LeapProcess,
-    /// The rest of a block of 4 KiB to 2 MiB, which grows and shrinks with its use
-    Elastic,
-    /// The rest of a block of 32 pages: to compare with
-    #[value(hide = true, name = "blocks-32")]
-    Blocks32,
-}
-
-impl PrefetchChoice {
-    /// The policy that is ours; `None`: the kernel's.
-    pub(crate) fn policy(self) -> Option<PrefetchPolicy> {
-        match self {
-            Self::Kernel => None,
-            Self::None => Some(PrefetchPolicy::None),
-            Self::Streams => Some(PrefetchPolicy::Streams),
-            Self::Leap => Some(PrefetchPolicy::Leap),
-            Self::LeapProcess => Some(PrefetchPolicy::LeapByProcess),
-            Self::Elastic => Some(PrefetchPolicy::Elastic),
-            Self::Blocks32 => Some(PrefetchPolicy::Blocks32),
-        }
-    }
-}
-
-/// Whether pages that streams have passed leave first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunEagerEviction {
-    /// Most of them do
-    Yes,
-    /// They leave by chance, as others
-    No,
-}
-
-impl RunEagerEviction {
-    /// What the pager is told.
-    pub(crate) fn policy(self) -> EagerEviction {
-        match self {
-            Self::Yes => EagerEviction::Yes,
-            Self::No => EagerEviction::No,
-        }
-    }
-}
-
-/// Whether programs get huge pages back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RunHugePages {
-    /// They do, where the kernel would have given them huge pages
-    Yes,
-    /// Pages that came back stay small
-    No,
-}
-
-/// Shared memory that the pager pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SharedMemoryChoice {
-    /// It stays local
-    None,
-    /// What programs map with MAP_SHARED and MAP_ANONYMOUS, and their forks with them
-    Anonymous,
-    /// That, and objects of memfd_create(2) while no descriptor of them is open anywhere
-    Memfd,
-}
-
-impl SharedMemoryChoice {
-    pub(crate) fn kinds(self) -> SharedMemoryKinds {
-        match self {
-            Self::None => SharedMemoryKinds::None,
-            Self::Anonymous => SharedMemoryKinds::Anonymous,
-            Self::Memfd => SharedMemoryKinds::Memfd,
-        }
-    }
-}
-
-/// `spillway run`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct RunArguments {
-    /// Local memory: a size, a share of what the program uses as it grows, or auto (as little as keeps to --slowdown)
-    #[arg(long, value_name = "SIZE|PERCENT|auto", default_value = "50%")]
-    pub(crate) local: LocalBudget,
-    /// With --local auto: how much of its time the program may lose to page-ins [default: 5%]
-    #[arg(long, value_name = "PERCENT", value_parser = slowdown)]
-    pub(crate) slowdown: Option<f64>,
-    /// How memory reaches the program
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) via: Via,
-    /// Where pages go
-    #[command(flatten)]
-    pub(crate) storage: StorageArguments,
-    /// Memory to borrow at most [default: what this machine can lend, or as much as it has with --donor]
-    #[arg(long, value_name = "SIZE", value_parser = device_size)]
-    pub(crate) lend: Option<Size>,
-    /// Page traffic at most, both directions together: bytes a second, such as 100M; at least 8M [default: no bound]
-    #[arg(long, value_name = "RATE", value_parser = bandwidth)]
-    pub(crate) bandwidth: Option<Size>,
-    /// Donors to start on this machine when none is named
-    #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
-    pub(crate) own_donors: usize,
-    /// Threads of the pager that answer page faults; each has a connection to every donor [default: by the number of
-    /// CPUs]
-    #[arg(long, value_name = "COUNT", value_parser = fault_threads)]
-    pub(crate) fault_threads: Option<usize>,
-    /// Which pages come before the program faults on them [default: kernel with --via swap, streams with --via pager]
-    #[arg(long, value_name = "POLICY", value_enum)]
-    pub(crate) prefetch: Option<PrefetchChoice>,
-    /// Whether pages that came before the program asked for them, and that it has used, leave before others [default:
-    /// yes, with --via pager]
-    #[arg(long, value_name = "WHETHER", value_enum)]
-    pub(crate) eager_eviction: Option<RunEagerEviction>,
-    /// Whether a program gets huge pages back that it lost to paging, once all their pages are there again [default:
-    /// no, with --via pager]
-    #[arg(long, value_name = "WHETHER", value_enum)]
-    pub(crate) huge_pages: Option<RunHugePages>,
-    /// An experiment: shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a
-    /// program uses devices in ways that the run cannot see, see docs/pager-programs.md [default: none]
-    #[arg(long, value_name = "KIND", value_enum)]
-    pub(crate) shared_memory: Option<SharedMemoryChoice>,
-    /// Page to this machine's own memory, without donors: the yardstick for measurements
-    #[arg(long, hide = true)]
-    pub(crate) local_memory: bool,
-    /// Write statistics as JSON to this file when the program ends
-    #[arg(long, value_name = "FILE")]
-    pub(crate) stats: Option<PathBuf>,
-    /// Print a summary on standard error when the program ends
-    #[arg(long)]
-    pub(crate) summary: bool,
-    /// What `trace record` wants recorded
-    #[arg(skip)]
-    pub(crate) recording: Option<Recording>,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub(crate) program: Vec<OsString>,
 }
 
 /// `spillway swap`.
@@ -566,98 +400,13 @@ pub(crate) struct GenerateArguments {
     pub(crate) share: PathBuf,
 }
 
-/// The hidden command that becomes the program.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BecomeArguments {
-    /// File to write the own process id to, which moves it into the memory group; repeat it for more
-    #[arg(long)]
-    pub(crate) procs_file: Vec<PathBuf>,
-    /// NAME=VALUE for the program's environment
-    #[arg(long)]
-    pub(crate) set: Vec<OsString>,
-    /// The program's limit of open files
-    #[arg(long)]
-    pub(crate) open_files_max: Option<u64>,
-    /// Socket at which to hand over what tells of the program's system calls
-    #[arg(long)]
-    pub(crate) tells_calls: Option<PathBuf>,
-    /// Of forks, too
-    #[arg(long)]
-    pub(crate) tells_forks: bool,
-    /// Of what matters where pages of shared memory leave, too
-    #[arg(long)]
-    pub(crate) tells_shared_memory: bool,
-    /// No huge pages
-    #[arg(long)]
-    pub(crate) small_pages: bool,
-    /// The program's file
-    #[arg(long)]
-    pub(crate) file: PathBuf,
-    /// The program as the user wrote it, and its arguments
-    #[arg(last = true, required = true)]
-    pub(crate) program: Vec<OsString>,
-}
-
-/// A share of the time, from above 0 to 1.
-fn slowdown(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(LocalBudget::Percent(percent)) => Ok(percent / 100.0),
-        _ => Err(format!("'{text}' is no slowdown; write a percentage above 0 and at most 100, such as 5%")),
-    }
-}
-
-fn slab_size(text: &str) -> Result<Size, String> {
-    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
-    if size.bytes.is_power_of_two() && (SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&size.bytes) {
-        return Ok(size);
-    }
-    let (least, most) = (human(SLAB_SIZE_BYTES_MIN), human(SLAB_SIZE_BYTES_MAX));
-    Err(format!("'{text}' is not a slab size; write a power of two from {least} to {most}, such as 32M"))
-}
-
-fn device_size(text: &str) -> Result<Size, String> {
-    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
-    if (limits::DEVICE_SIZE_BYTES_MIN..=limits::DEVICE_SIZE_BYTES_MAX).contains(&size.bytes) {
-        return Ok(size);
-    }
-    let (least, most) = (human(limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
-    Err(format!("'{text}' cannot be the size of a device; write one from {least} to {most}, such as 2G"))
-}
-
-fn bandwidth(text: &str) -> Result<Size, String> {
-    let rate: Size = text.trim_end_matches("/s").parse().map_err(|error: crate::size::SizeError| error.to_string())?;
-    if rate.bytes >= BANDWIDTH_BYTES_PER_SECOND_MIN {
-        return Ok(rate);
-    }
-    let least = human(BANDWIDTH_BYTES_PER_SECOND_MIN);
-    Err(format!("'{text}' is too little for paging; write at least {least} a second, such as 100M"))
-}
-
-fn connections(text: &str) -> Result<usize, String> {
-    count(text, THREADS_MAX, "clients cannot be served at a time")
-}
-
-fn own_donors(text: &str) -> Result<usize, String> {
-    count(text, limits::OWN_DONORS_MAX, "donors cannot be started")
-}
-
-fn fault_threads(text: &str) -> Result<usize, String> {
-    count(text, FAULT_THREADS_MAX, "threads cannot answer faults")
-}
-
-/// A number from 1 to `max`; `mistake` says what so many of them cannot do.
-fn count(text: &str, max: usize, mistake: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count) if (1..=max).contains(&count) => Ok(count),
-        _ => Err(format!("'{text}' {mistake}; write a number from 1 to {max}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
+    use super::run::Via;
     use super::*;
+    use crate::size::LocalBudget;
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
         Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command)

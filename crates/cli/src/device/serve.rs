@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_device::config::DeviceConfig;
@@ -32,12 +32,11 @@ use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice,
 use crate::donor_change::{self, KeptOut};
 use crate::failure::Failure;
 use crate::limits;
-use crate::log_writer;
+use crate::log_writer::ChangeLog;
 use crate::mender::Mender;
 use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::{self, Borrower};
-use crate::state_changes::StateChanges;
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
@@ -126,9 +125,7 @@ struct Server {
     stopped: bool,
     owner: Owner,
     kept_out: KeptOut,
-    changes: StateChanges,
-    /// When the log is told of changes next.
-    next_state_look: Option<Instant>,
+    changes: ChangeLog,
     keeper: Option<rustix::process::Pid>,
     /// The keeper's.
     entry: PathBuf,
@@ -196,8 +193,7 @@ impl Server {
             terminate,
             stopped: false,
             kept_out: KeptOut::default(),
-            changes: StateChanges::default(),
-            next_state_look: None,
+            changes: ChangeLog::new(format!("device '{}'", launched.name)),
             owner: if handed.released { Owner::Released } else { Owner::Present },
             keeper,
             entry,
@@ -223,7 +219,7 @@ impl Server {
 
     /// Sees whether the launcher let the device go or died, and whether the keeper is still there.
     fn look_around(&mut self) {
-        self.tell_changes();
+        self.changes.look(|| Some(self.device.status()));
         if self.owner == Owner::Present {
             self.owner = look_at_owner();
             match self.owner {
@@ -236,17 +232,6 @@ impl Server {
             tracing::error!("the keeper of this device died: it ends when it is no longer in use");
             self.owner = Owner::Gone;
         }
-    }
-
-    /// Writes what changed since the last look to the log.
-    fn tell_changes(&mut self) {
-        if self.next_state_look.is_some_and(|next| Instant::now() < next) {
-            return;
-        }
-        self.next_state_look = Some(Instant::now() + limits::STATE_LOOK_INTERVAL);
-        let title = format!("device '{}'", self.launched.name);
-        let changes = self.changes.look(&self.device.status());
-        changes.iter().for_each(|change| log_writer::change(&title, change));
     }
 
     /// For the process that comes after this one, whose launcher is gone by then.

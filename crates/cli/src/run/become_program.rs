@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::calls;
 use super::descriptors::restore_limit;
-use crate::arguments::BecomeArguments;
+use crate::arguments::run::BecomeArguments;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.

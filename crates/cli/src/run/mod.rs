@@ -31,7 +31,7 @@ pub(crate) mod watch;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
-use crate::arguments::RunArguments;
+use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::doctor::check::Way;
 use crate::failure::Failure;

@@ -19,9 +19,8 @@ use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use super::recording::Recording;
 use super::take_down::{device_name, donor_prefix};
-use crate::arguments::{
-    PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice, StorageArguments,
-};
+use crate::arguments::StorageArguments;
+use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
 use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};

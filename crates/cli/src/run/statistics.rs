@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::program::Ending;
 use super::watch::RunReport;
-use crate::arguments::RunArguments;
+use crate::arguments::run::RunArguments;
 use crate::bandwidth_report;
 use crate::failure::Failure;
 use crate::prefetch_report;

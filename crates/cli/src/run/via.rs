@@ -13,7 +13,7 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_volume::settings::mapping::MappingPolicy;
 
-use crate::arguments::{PrefetchChoice, RunArguments, Via};
+use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
 use crate::doctor::check::{Check, State, Way};
 use crate::doctor::checks::{self, hindrance};
 use crate::failure::Failure;

@@ -13,6 +13,7 @@ use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_pager::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
 use spillway_volume::running::RunningVolume;
+use spillway_volume::status::DeviceStatus;
 
 use super::calls::{self, Told};
 use super::descriptors::raise_limit;
@@ -23,7 +24,7 @@ use super::statistics::{Paging, Statistics};
 use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch::{self, Governed};
-use crate::arguments::RunArguments;
+use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::device::launch::tell_missing;
@@ -222,6 +223,10 @@ impl Governed for Paged {
 
     fn report(&self) -> Value {
         json!(self.pager.status())
+    }
+
+    fn volume_status(&self) -> Option<DeviceStatus> {
+        Some(self.pager.status().device)
     }
 
     fn volume(&self) -> Option<&RunningVolume> {

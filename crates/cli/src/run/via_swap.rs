@@ -17,7 +17,7 @@ use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
 use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch;
-use crate::arguments::{PrefetchChoice, RunArguments};
+use crate::arguments::run::{PrefetchChoice, RunArguments};
 use crate::cgroup::MemoryGroup;
 use crate::device::launch::{RunningDevice, launch};
 use crate::failure::Failure;

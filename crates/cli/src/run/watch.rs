@@ -9,16 +9,18 @@ use serde::Serialize;
 use serde_json::Value;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_volume::running::RunningVolume;
+use spillway_volume::status::DeviceStatus;
 
 use super::program::Program;
 use super::take_down::device_name;
 use super::via::Choice;
-use crate::arguments::RunArguments;
+use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::donor_change::{self, KeptOut};
 use crate::interruption::Interruption;
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
+use crate::log_writer::ChangeLog;
 use crate::machine::memory::Memory;
 use crate::registry::Entry;
 use crate::size::human;
@@ -46,6 +48,11 @@ pub(crate) trait Governed: Sync {
     /// What else there is to say; null if no other process says it.
     fn report(&self) -> Value {
         Value::Null
+    }
+
+    /// The state of the volume, if it is in this process.
+    fn volume_status(&self) -> Option<DeviceStatus> {
+        None
     }
 
     /// The volume, if it is in this process.
@@ -250,7 +257,9 @@ fn is_machine_short() -> bool {
 
 fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {
     let mut kept_out = KeptOut::default();
+    let mut changes = ChangeLog::new("run".to_owned());
     while !ended.load(Ordering::SeqCst) {
+        changes.look(|| governed.volume_status());
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
             Question::Cluster => Answer::no_cluster(),

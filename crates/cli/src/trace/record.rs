@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use spillway_policy::trace::Kind;
 
-use crate::arguments::PrefetchChoice;
+use crate::arguments::run::PrefetchChoice;
 use crate::arguments::trace::RecordArguments;
 use crate::failure::Failure;
 use crate::limits::TRACE_BYTES_MAX;

@@ -1,7 +1,9 @@
 //! What a run tells of its faults.
 
+use serde_json::Value;
+
 use crate::both_ways::stage::Stage;
-use crate::support::{self, Running};
+use crate::support::{self, Running, UNTIL_TOLD};
 
 /// Touches its memory for the first time, writes all of it twice, reads it three times, and gives a part up and reads
 /// zeroes there.
@@ -89,5 +91,44 @@ fn memory_that_cannot_leave_is_told_by_its_kind() {
         assert!((24 << 20..128 << 20).contains(&peak), "{kind}: {statistics:#}");
         assert!(statistics["pager"]["failures"].to_string().contains(why), "{kind}: {statistics:#}");
     }
+    stage.assert_clean();
+}
+
+#[test]
+fn a_run_tells_each_change_of_the_state_of_its_donors() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    stage.donor("160M");
+    stage.donor("160M");
+    let donors = stage.donor_options();
+    let mut options = vec!["--local", "24M", "--lend", "96M", "--slab-size", "4M", "--key", "none"];
+    options.extend(["--redundancy", "replicas=2"]);
+    options.extend(donors.iter().map(String::as_str));
+    let program = [verifier.to_str().unwrap(), "64", UNTIL_TOLD, "11"];
+    let mut running = Running::start(&mut stage.run(&options, &program));
+    let wait_for = |stage: &Stage, running: &mut Running, what: &str, is_reached: fn(&Value) -> Option<bool>| {
+        running.wait_until(what, || is_reached(&stage.device_now())?.then_some(()));
+    };
+    wait_for(&stage, &mut running, "pages to be lent", |device| Some(device["pages_stored"].as_u64()? > 2048));
+    stage.signal_donor(1, "KILL");
+    wait_for(&stage, &mut running, "slabs to lack a copy", |device| Some(device["slabs"]["degraded"].as_u64()? > 0));
+    // A look of the log comes each second.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    stage.start_donor(1);
+    wait_for(&stage, &mut running, "every copy to be made again", |device| Some(device["slabs"]["degraded"] == 0));
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    running.signal("USR1");
+    let said = running.end().done("the verifier");
+    assert!(said.text().contains("wrong 0"), "{}", said.text());
+    let lines: Vec<&str> = said.errors.lines().filter(|line| line.contains("run: ")).collect();
+    for (level, expected) in [
+        ("WARN", "slabs lack a copy (replicas=2 is asked for)"),
+        ("INFO", "1.sock is connected"),
+        ("INFO", "every slab has all its copies (replicas=2)"),
+    ] {
+        let count = lines.iter().filter(|line| line.contains(level) && line.contains(expected)).count();
+        assert_eq!(count, 1, "{expected}: {}", said.errors);
+    }
+    stage.wait_returned();
     stage.assert_clean();
 }

@@ -2,9 +2,9 @@
 //!
 //! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot
 //! whose last reference goes may be given out again at once. What donors still hold of free slots is discarded in the
-//! background, by runs of 64 that no thread took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots
-//! up one by one, at the rate of their faults, and take them again, and a donor has to allocate anew what it was told
-//! to forget.
+//! background, by runs of 64 that no thread took for a while ([`DISCARD_AFTER_LOOKS`]), and by shorter runs
+//! ([`DISCARD_SHORT_PAGES_MIN`]) after longer ([`DISCARD_SHORT_AFTER_LOOKS`]): programs that write give slots up one by
+//! one, at the rate of their faults, and take them again, and a donor has to allocate anew what it was told to forget.
 //!
 //! A slot may be *staged*: its content lies in a page of the write-back pool too ([`crate::evict::staging`]). That is
 //! a fact about the slot and not about any page of a program, so every address space that refers to it finds it
@@ -13,7 +13,7 @@
 //! Invariants: a slot is given out only when it is free; while it is *busy* (a write of it is under way) or being
 //! discarded it is not free, whatever happens to its references.
 
-use crate::limits::{DISCARD_AFTER_LOOKS, GROUP_PAGES};
+use crate::limits::{DISCARD_AFTER_LOOKS, DISCARD_SHORT_AFTER_LOOKS, DISCARD_SHORT_PAGES_MIN, GROUP_PAGES};
 
 /// A page of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -243,28 +243,56 @@ impl VolumePages {
         }
     }
 
-    /// Takes free slots, whole words of neighbours, whose old content donors may still hold and that were left alone
-    /// for [`DISCARD_AFTER_LOOKS`] looks that found none; then [`VolumePages::end_discard`].
+    /// Takes free slots whose old content donors may still hold and that were left alone for a while; then
+    /// [`VolumePages::end_discard`]. Whole words of neighbours come first: one request frees all of them.
     pub fn begin_discard(&mut self) -> Option<VolumePageRun> {
-        let is_stale = |index: usize, slots: &Self| {
-            let is_old = slots.looks.wrapping_sub(slots.stale_at[index]) >= DISCARD_AFTER_LOOKS;
-            slots.taken[index] == 0 && slots.stale[index] != 0 && is_old
+        let run = self.begin_discard_of_words().or_else(|| self.begin_discard_in_a_word());
+        match run {
+            Some(run) => self.free -= u64::from(run.count),
+            None => self.looks = self.looks.wrapping_add(1),
+        }
+        run
+    }
+
+    /// Whether no slot of a word was given up for so many looks.
+    fn is_old(&self, word: usize, looks: u32) -> bool {
+        self.looks.wrapping_sub(self.stale_at[word]) >= looks
+    }
+
+    /// The first word from where the last look ended on.
+    fn next_word(&self, is_wanted: impl Fn(&usize) -> bool) -> Option<usize> {
+        (self.discard_from..self.taken.len()).chain(0..self.discard_from).find(is_wanted)
+    }
+
+    /// Words that are free as a whole.
+    fn begin_discard_of_words(&mut self) -> Option<VolumePageRun> {
+        let is_stale = |slots: &Self, word: usize| {
+            slots.taken[word] == 0 && slots.stale[word] != 0 && slots.is_old(word, DISCARD_AFTER_LOOKS)
         };
-        let words = self.taken.len();
-        let Some(first) = (self.discard_from..words).chain(0..self.discard_from).find(|index| is_stale(*index, self))
-        else {
-            self.looks = self.looks.wrapping_add(1);
-            return None;
-        };
+        let first = self.next_word(|word| is_stale(self, *word))?;
         let mut last = first;
-        while last < words && last - first < DISCARD_WORDS_MAX && is_stale(last, self) {
+        while last < self.taken.len() && last - first < DISCARD_WORDS_MAX && is_stale(self, last) {
             (self.taken[last], self.stale[last]) = (u64::MAX, 0);
             last += 1;
         }
         self.discard_from = last;
         let count = ((last - first) * u64::BITS as usize) as u32;
-        self.free -= u64::from(count);
         Some(VolumePageRun { first: VolumePage(first as u32 * u64::BITS), count })
+    }
+
+    /// Neighbours in a word whose other slots are in use.
+    fn begin_discard_in_a_word(&mut self) -> Option<VolumePageRun> {
+        let starts = |slots: &Self, word: usize| starts_of_runs(slots.stale[word], DISCARD_SHORT_PAGES_MIN);
+        let word = self.next_word(|word| {
+            self.stale[*word] != 0 && self.is_old(*word, DISCARD_SHORT_AFTER_LOOKS) && starts(self, *word) != 0
+        })?;
+        let start = starts(self, word).trailing_zeros();
+        let count = (self.stale[word] >> start).trailing_ones();
+        let slots = (u64::MAX >> (u64::BITS - count)) << start;
+        self.taken[word] |= slots;
+        self.stale[word] &= !slots;
+        self.discard_from = word;
+        Some(VolumePageRun { first: VolumePage(word as u32 * u64::BITS + start), count })
     }
 
     /// The slots of `run` are free again.
@@ -319,7 +347,7 @@ mod tests {
 
     /// Discards what waits for it.
     fn discard_all(slots: &mut VolumePages) {
-        for _ in 0..=DISCARD_AFTER_LOOKS {
+        for _ in 0..=DISCARD_SHORT_AFTER_LOOKS {
             while let Some(run) = slots.begin_discard() {
                 slots.end_discard(run);
             }
@@ -391,6 +419,23 @@ mod tests {
         slots.release(again.first);
         wait(&mut slots);
         assert_eq!(slots.begin_discard(), Some(VolumePageRun { first: VolumePage(0), count: 64 }));
+    }
+
+    #[test]
+    fn short_runs_are_discarded_later_and_single_slots_are_kept() {
+        let mut slots = VolumePages::new(64);
+        let taken: Vec<VolumePage> = std::iter::from_fn(|| slots.take(32)).flat_map(VolumePageRun::slots).collect();
+        let (short, long) = (3..3 + DISCARD_SHORT_PAGES_MIN - 1, 20..20 + DISCARD_SHORT_PAGES_MIN);
+        let is_free = |slot: &&VolumePage| short.contains(&slot.0) || long.contains(&slot.0);
+        taken.iter().filter(is_free).for_each(|slot| slots.release(*slot));
+        let free = slots.free();
+        (0..DISCARD_SHORT_AFTER_LOOKS).for_each(|_| assert_eq!(slots.begin_discard(), None, "so early"));
+        let run = VolumePageRun { first: VolumePage(20), count: DISCARD_SHORT_PAGES_MIN };
+        assert_eq!(slots.begin_discard(), Some(run));
+        assert_eq!(slots.free(), free - u64::from(run.count));
+        slots.end_discard(run);
+        assert_eq!((slots.begin_discard(), slots.free()), (None, free), "the shorter run stays");
+        assert_eq!(slots.take(1).unwrap().first, VolumePage(3), "and is taken again");
     }
 
     proptest! {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::arguments::{PrefetchChoice, SwapOnArguments};
+use crate::arguments::SwapOnArguments;
+use crate::arguments::run::PrefetchChoice;
 use crate::failure::Failure;
 
 /// Which pages come ahead from swap, and for which processes.

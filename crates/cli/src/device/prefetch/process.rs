@@ -83,7 +83,7 @@ pub(crate) fn report(plan: Option<&PrefetchPlan>, entry: &Path) -> PrefetchRepor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::PrefetchChoice;
+    use crate::arguments::run::PrefetchChoice;
 
     #[test]
     fn a_device_tells_what_was_written_down_last() {

@@ -154,7 +154,7 @@ fn limit_of(group: &Path, version: Version) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::PrefetchChoice;
+    use crate::arguments::run::PrefetchChoice;
 
     fn subjects(cgroups: &[&Path], names: &[&str]) -> MachineSubjects {
         let mut plan = PrefetchPlan::of_all(PrefetchChoice::Streams);
