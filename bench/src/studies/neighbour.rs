@@ -34,6 +34,10 @@ const HEADROOM_QUICK: Size = Size(32 * MIB);
 
 const SLAB: Size = Size(4 * MIB);
 
+/// A borrower whose program is idle once it has its values: its CPUs are another machine's, and here they are those of
+/// the server that is measured. A hash table that grows, and threads that sort values by age, page all the time.
+const BORROWER_IDLE: [&str; 2] = ["-o", "hashpower=21,no_lru_maintainer,no_lru_crawler"];
+
 /// Local memory of the borrower's program.
 const BORROWER_LOCAL: &str = "16M";
 
@@ -151,7 +155,8 @@ fn lend(
         lend: Some(server.room()),
         ..Storage::default()
     };
-    let program = server.command(&session)?;
+    let mut program = server.command(&session)?;
+    program.args(BORROWER_IDLE);
     let stats = disk.join("statistics.json");
     let mut command = spillway.run_via(Via::Pager, None, BORROWER_LOCAL, &storage, &stats, &program);
     let mut borrower = Running::start("the borrower", &mut command, Collected::default())?;
