@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use spillway_fabric::address::DonorAddress;
 
 use super::OutputArguments;
+use super::run::Via;
 
 /// `spillway size`.
 #[derive(Clone, Debug, Args)]
@@ -23,6 +25,19 @@ pub(crate) struct SizingArguments {
     /// With --trace: how long the program works with all memory local [default: as long as was recorded]
     #[arg(long, value_name = "SECONDS", requires = "trace", value_parser = seconds)]
     pub(crate) work_seconds: Option<f64>,
+    /// Run the program five times, by itself and with 100, 75, 50 and 25 % of its memory local, and say how long it
+    /// took each time; nothing is predicted. Each has an empty standard input, the output is that of the first
+    #[arg(long, requires = "program", conflicts_with_all = ["seconds", "page_in_us"])]
+    pub(crate) measure: bool,
+    /// With --measure: a donor, as of `run`; repeat it for more [default: as of `run`]
+    #[arg(long = "donor", value_name = "ADDRESS", requires = "measure")]
+    pub(crate) donors: Vec<DonorAddress>,
+    /// With --measure: the cluster key, as of `run`
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub(crate) key: Option<PathBuf>,
+    /// With --measure: how memory reaches the program, as of `run` [default: auto]
+    #[arg(long, value_enum, requires = "measure")]
+    pub(crate) via: Option<Via>,
     /// How long to look at most [default: until the program ends, or 30 with --pid and --cgroup]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) seconds: Option<f64>,

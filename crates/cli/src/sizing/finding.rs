@@ -6,12 +6,13 @@ use std::time::Duration;
 use serde::Serialize;
 use spillway_policy::sizing::miss_curve::MissCurve;
 
+use super::picture::Slowdowns;
 use crate::size::human;
 
 const PAGE_BYTES: f64 = 4096.0;
 
 /// Slowdowns that the sentence names, in percent: hardly noticed, and what many bear for half of the memory.
-const NAMED_PERCENT: [f64; 2] = [5.0, 20.0];
+pub(super) const NAMED_PERCENT: [f64; 2] = [5.0, 20.0];
 
 /// Shares of the footprint in the table, in percent.
 const SHARES: [u32; 9] = [100, 90, 80, 75, 70, 60, 50, 40, 25];
@@ -89,11 +90,6 @@ impl Finding {
         Self { curve, source, time, work, page_in_us, is_cost_given }
     }
 
-    /// All that the program uses, in bytes.
-    pub(super) fn footprint_bytes(&self) -> f64 {
-        self.curve.footprint_pages() * PAGE_BYTES
-    }
-
     fn place(&self, pages: f64) -> Place {
         let page_ins_per_second = self.curve.misses_per_second(pages);
         let bytes = (pages * PAGE_BYTES) as u64;
@@ -106,7 +102,7 @@ impl Finding {
     }
 
     /// At a part of the footprint.
-    pub(super) fn at(&self, part: f64) -> Place {
+    fn at(&self, part: f64) -> Place {
         self.place(self.curve.footprint_pages() * part)
     }
 
@@ -165,25 +161,6 @@ impl Finding {
         text
     }
 
-    /// Such as "3.1 GiB local costs 5 %, 2.2 GiB costs 20 %."
-    pub(super) fn sentence(&self) -> String {
-        let least = (self.curve.least_pages() * PAGE_BYTES) as u64;
-        let costs: Vec<String> = self
-            .named()
-            .iter()
-            .enumerate()
-            .map(|(index, place)| {
-                let local = if index == 0 { " local" } else { "" };
-                // Below the smallest memory that is known no size can be named.
-                if place.bytes <= least {
-                    return format!("{}{local} costs less than {} %", human(least), place.slowdown_percent);
-                }
-                format!("{}{local} costs {} %", human(place.bytes), place.slowdown_percent)
-            })
-            .collect();
-        costs.join(", ") + "."
-    }
-
     fn basis(&self) -> String {
         let seconds = self.time.as_secs_f64();
         match self.source {
@@ -210,6 +187,35 @@ impl Finding {
                 format!("From {faults} recorded faults in {seconds:.1} s, {:.0} % of the pages.", 100.0 * part)
             }
         }
+    }
+}
+
+impl Slowdowns for Finding {
+    /// Such as "3.1 GiB local costs 5 %, 2.2 GiB costs 20 %."
+    fn sentence(&self) -> String {
+        let least = (self.curve.least_pages() * PAGE_BYTES) as u64;
+        let costs: Vec<String> = self
+            .named()
+            .iter()
+            .enumerate()
+            .map(|(index, place)| {
+                let local = if index == 0 { " local" } else { "" };
+                // Below the smallest memory that is known no size can be named.
+                if place.bytes <= least {
+                    return format!("{}{local} costs less than {} %", human(least), place.slowdown_percent);
+                }
+                format!("{}{local} costs {} %", human(place.bytes), place.slowdown_percent)
+            })
+            .collect();
+        costs.join(", ") + "."
+    }
+
+    fn footprint_bytes(&self) -> f64 {
+        self.curve.footprint_pages() * PAGE_BYTES
+    }
+
+    fn slowdown_percent(&self, part: f64) -> f64 {
+        self.at(part).slowdown_percent
     }
 }
 

@@ -2,21 +2,26 @@
 //!
 //! - [`members`] and [`scan`]: the processes, and their page tables; [`watching`]: scans from time to time.
 //! - [`mod@finding`]: the curve in words and numbers; [`picture`]: drawn.
+//! - [`measuring`]: the program run with parts of its memory; [`trials`]: what came of that.
 
 mod finding;
+mod measuring;
 mod members;
 mod picture;
 mod scan;
+mod trials;
 mod watching;
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use spillway_policy::sizing::shards::{SAMPLED_PAGES_MAX, Shards};
 
 use self::finding::{Finding, Source};
 use self::members::Members;
+use self::picture::Slowdowns;
 use self::watching::watch;
 use crate::arguments::sizing::SizingArguments;
 use crate::failure::{EXIT_DONE, Failure};
@@ -44,6 +49,8 @@ pub(crate) fn execute(arguments: &SizingArguments) -> Result<Ending, Failure> {
             (None, None) => return Err(Failure::usage("name a program after `--`, or give --pid or --cgroup")),
         };
         tell(arguments, &of_processes(&members, arguments)?)?;
+    } else if arguments.measure {
+        return measuring::measure(arguments);
     } else {
         return of_program(&arguments.program, arguments);
     }
@@ -127,14 +134,23 @@ fn finding(watched: &watching::Watched, arguments: &SizingArguments) -> Result<F
 }
 
 fn tell(arguments: &SizingArguments, finding: &Finding) -> Result<(), Failure> {
+    tell_all(arguments, finding, &finding.report(), &finding.told())
+}
+
+/// Writes and draws what was found: as JSON, or as `told` with a plot.
+fn tell_all(
+    arguments: &SizingArguments,
+    found: &dyn Slowdowns,
+    report: &impl Serialize,
+    told: &str,
+) -> Result<(), Failure> {
     if let Some(file) = &arguments.svg {
-        let drawn = picture::svg(finding);
-        std::fs::write(file, drawn).map_err(|error| Failure::during(file.display(), error))?;
+        std::fs::write(file, picture::svg(found)).map_err(|error| Failure::during(file.display(), error))?;
     }
     let text = if arguments.output.json {
-        serde_json::to_string_pretty(&finding.report()).map_err(Failure::failed)? + "\n"
+        serde_json::to_string_pretty(report).map_err(Failure::failed)? + "\n"
     } else {
-        finding.told() + &picture::terminal(finding)
+        told.to_owned() + &picture::terminal(found)
     };
     if arguments.program.is_empty() {
         return output::text(&text);

@@ -3,8 +3,19 @@
 use spillway_plot::axis::Axis;
 use spillway_plot::svg::{Anchor, Svg, colour};
 
-use super::finding::Finding;
 use crate::size::human;
+
+/// What is drawn.
+pub(super) trait Slowdowns {
+    /// It in a sentence.
+    fn sentence(&self) -> String;
+
+    /// All that the program uses.
+    fn footprint_bytes(&self) -> f64;
+
+    /// With a part of that local.
+    fn slowdown_percent(&self, part: f64) -> f64;
+}
 
 /// Where the plot is, and how large, in pixels.
 const LEFT: f64 = 90.0;
@@ -24,18 +35,18 @@ const LINES: u32 = 10;
 /// Parts of the footprint that are labelled, in percent.
 const LABELLED: [u32; 5] = [0, 25, 50, 75, 100];
 
-fn slowdowns(finding: &Finding, steps: u32) -> Vec<f64> {
-    (0..=steps).map(|step| finding.at(f64::from(step) / f64::from(steps)).slowdown_percent).collect()
+fn slowdowns(found: &dyn Slowdowns, steps: u32) -> Vec<f64> {
+    (0..=steps).map(|step| found.slowdown_percent(f64::from(step) / f64::from(steps))).collect()
 }
 
 /// Slowdown over memory.
-pub(super) fn svg(finding: &Finding) -> String {
-    let slowdowns = slowdowns(finding, STEPS);
+pub(super) fn svg(found: &dyn Slowdowns) -> String {
+    let slowdowns = slowdowns(found, STEPS);
     let most = slowdowns.iter().copied().fold(0.0, f64::max);
     // One number, so that it is linear: it begins at no slowdown.
     let axis = Axis::over(std::iter::once(most));
     let mut svg = Svg::new(LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM);
-    svg.text((LEFT, 24.0), Anchor::Start, 14, &finding.sentence());
+    svg.text((LEFT, 24.0), Anchor::Start, 14, &found.sentence());
     let height = |slowdown: f64| TOP + HEIGHT * (1.0 - axis.place(slowdown));
     for tick in axis.ticks() {
         svg.line((LEFT, height(tick)), (LEFT + WIDTH, height(tick)), "#ddd", 1.0);
@@ -45,7 +56,7 @@ pub(super) fn svg(finding: &Finding) -> String {
         let part = f64::from(percent) / 100.0;
         let x = LEFT + WIDTH * part;
         svg.line((x, TOP + HEIGHT), (x, TOP + HEIGHT + 5.0), "#888", 1.0);
-        svg.text((x, TOP + HEIGHT + 20.0), Anchor::Middle, 11, &human((finding.footprint_bytes() * part) as u64));
+        svg.text((x, TOP + HEIGHT + 20.0), Anchor::Middle, 11, &human((found.footprint_bytes() * part) as u64));
     }
     svg.text((LEFT + WIDTH / 2.0, TOP + HEIGHT + 44.0), Anchor::Middle, 12, "local memory");
     let place = |step: usize| LEFT + WIDTH * step as f64 / f64::from(STEPS);
@@ -56,8 +67,8 @@ pub(super) fn svg(finding: &Finding) -> String {
 }
 
 /// The same for a terminal.
-pub(super) fn terminal(finding: &Finding) -> String {
-    let slowdowns = slowdowns(finding, COLUMNS);
+pub(super) fn terminal(found: &dyn Slowdowns) -> String {
+    let slowdowns = slowdowns(found, COLUMNS);
     let most = slowdowns.iter().copied().fold(0.0, f64::max);
     let mut text = String::from("\n");
     for line in (1..=LINES).rev() {
@@ -68,7 +79,7 @@ pub(super) fn terminal(finding: &Finding) -> String {
         text += &format!("{label:>9} |{}\n", marks.trim_end());
     }
     text += &format!("{:>9} +{}\n", "0 %", "-".repeat(COLUMNS as usize + 1));
-    let end = human(finding.footprint_bytes() as u64);
+    let end = human(found.footprint_bytes() as u64);
     text + &format!("{:>10} 0{end:>1$}\n", "", COLUMNS as usize)
 }
 

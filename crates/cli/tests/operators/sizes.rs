@@ -63,6 +63,57 @@ fn a_process_that_runs_is_looked_at_and_drawn() {
     assert!(spillway_testing::svg::is_well_formed(&drawn), "{drawn}");
 }
 
+/// Goes through 96 MiB at random places, for a moment.
+const MEASURED: &str = "
+import mmap
+size, page = 96 << 20, 4096
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+place = 1
+for turn in range(60000):
+    place = place * 1103515245 % 2147483648 + 12345
+    memory[place // 16 % (size // page) * page] = turn % 256
+print('done')
+";
+
+#[test]
+fn a_program_is_measured_with_parts_of_its_memory() {
+    let program = ["/usr/bin/python3", "-c", MEASURED];
+    let (output, errors) = size(&[&["--measure", "--via", "pager", "--json", "--"][..], &program].concat());
+    assert_eq!(output, "done\n", "the output of one run of five");
+    let told: Value = serde_json::from_str(&errors).unwrap_or_else(|error| panic!("{error}: {errors}"));
+    let footprint = told["footprint_bytes"].as_u64().unwrap();
+    assert!((80 << 20..140 << 20).contains(&footprint), "{told:#}");
+    let trials = told["trials"].as_array().unwrap();
+    let of = |name: &str| trials.iter().map(|trial| trial[name].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("percent"), [100, 75, 50, 25]);
+    assert_eq!(of("bytes")[1..], [75, 50, 25].map(|percent| footprint * percent / 100));
+    let page_ins = of("page_ins");
+    assert!(page_ins[0] < 500 && page_ins[1] > 1000 && page_ins.is_sorted(), "{told:#}");
+    for trial in trials {
+        let (seconds, slowdown) = (trial["seconds"].as_f64().unwrap(), trial["slowdown_percent"].as_f64().unwrap());
+        let alone = told["seconds_alone"].as_f64().unwrap();
+        assert!((slowdown - 100.0 * (seconds / alone - 1.0)).abs() < 1e-6, "{told:#}");
+    }
+}
+
+#[test]
+fn a_program_that_fails_is_not_measured() {
+    let registry = registry_directory();
+    let size = |arguments: &[&str]| run(spillway(&registry.path().join("r")).arg("size").args(arguments));
+    let said = size(&["--measure", "--", "/bin/sh", "-c", "exit 7"]);
+    assert_eq!(said.status.code(), Some(7), "{}", said.errors);
+    assert!(said.errors.contains("nothing was measured"), "{}", said.errors);
+    let said = size(&["--measure", "--donor", "unix:/no/such.sock", "--key", "none", "--", "/bin/true"]);
+    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+    assert!(
+        said.errors.contains("run with 100% local failed") && said.errors.contains("no/such.sock"),
+        "{}",
+        said.errors
+    );
+    let said = size(&["--donor", "unix:/no/such.sock", "--", "/bin/true"]);
+    assert!(said.status.code() == Some(2) && said.errors.contains("--measure"), "{}", said.errors);
+}
+
 #[test]
 fn a_recorded_trace_has_a_curve_too() {
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/traces");

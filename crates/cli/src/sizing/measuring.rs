@@ -1,0 +1,142 @@
+//! `spillway size --measure`: the program run by itself, and by `spillway run` with less and less local memory.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde_json::Value;
+use spillway_pager::limits::BUDGET_BYTES_MIN;
+
+use super::tell_all;
+use super::trials::{SHARES_PERCENT, Trial, Trials};
+use crate::arguments::sizing::SizingArguments;
+use crate::failure::{EXIT_DONE, Failure};
+use crate::interruption::Interruption;
+use crate::run::program::{self, Ending};
+use crate::size::human;
+
+/// How often it is looked whether a run has ended: what its time is known by.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Of what a run said that failed.
+const LAST_LINES: usize = 10;
+
+/// Runs the program; gives how it ended by itself.
+pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
+    let found = program::find(&arguments.program)?;
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let told = |text: &str| {
+        if !arguments.output.json {
+            eprintln!("spillway: {text}");
+        }
+    };
+    told(&format!("run 1 of {}: the program by itself", SHARES_PERCENT.len() + 1));
+    let mut alone = Command::new(found.file());
+    alone.args(arguments.program.iter().skip(1)).stdin(Stdio::null());
+    let began = Instant::now();
+    let ending = Ending::from(until_end(&mut alone, &interruption)?);
+    let seconds_alone = began.elapsed().as_secs_f64();
+    if ending != Ending::Exited(EXIT_DONE) {
+        told("the program failed by itself, so nothing was measured");
+        return Ok(ending);
+    }
+    let mut trials = Trials { seconds_alone, footprint_bytes: 0, trials: Vec::new(), left_out_percent: Vec::new() };
+    let directory = tempfile::tempdir().map_err(|error| Failure::during("a directory for statistics", error))?;
+    for (index, percent) in SHARES_PERCENT.into_iter().enumerate() {
+        let bytes = trials.footprint_bytes * u64::from(percent) / 100;
+        let local = match index {
+            0 => "100%".to_owned(),
+            _ if bytes < BUDGET_BYTES_MIN => {
+                trials.left_out_percent.push(percent);
+                continue;
+            }
+            _ => bytes.to_string(),
+        };
+        let (run, runs) = (index + 2, SHARES_PERCENT.len() + 1);
+        let memory = if index == 0 { "all of its memory".to_owned() } else { human(bytes) };
+        let least_left = seconds_alone * (runs + 1 - run) as f64;
+        told(&format!("run {run} of {runs}: with {memory} local; {least_left:.0} s are left at least"));
+        let measured = trial(arguments, &local, directory.path(), &interruption)?;
+        if index == 0 {
+            trials.footprint_bytes = measured.footprint_bytes;
+        }
+        let bytes = if index == 0 { measured.footprint_bytes } else { bytes };
+        trials.trials.push(Trial { percent, bytes, seconds: measured.seconds, page_ins: measured.page_ins });
+    }
+    tell_all(arguments, &trials, &trials.report(), &trials.told())?;
+    Ok(ending)
+}
+
+/// What a run says of itself.
+struct Measured {
+    seconds: f64,
+    page_ins: u64,
+    footprint_bytes: u64,
+}
+
+impl Measured {
+    fn read(statistics: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read(statistics).map_err(|error| Failure::during("what the run tells", error))?;
+        let told: Value =
+            serde_json::from_slice(&text).map_err(|error| Failure::during("what the run tells", error))?;
+        let number = |pointer: &str| told.pointer(pointer).and_then(Value::as_f64);
+        let (seconds, faults) = (number("/wall_seconds"), number("/major_faults"));
+        let footprint = number("/memory/footprint_bytes_max");
+        let (Some(seconds), Some(page_ins), Some(footprint)) = (seconds, faults, footprint) else {
+            return Err(Failure::failed("a run did not tell what it took; this is a fault of spillway"));
+        };
+        Ok(Self { seconds, page_ins: page_ins as u64, footprint_bytes: footprint as u64 })
+    }
+}
+
+fn trial(
+    arguments: &SizingArguments,
+    local: &str,
+    directory: &Path,
+    interruption: &Interruption,
+) -> Result<Measured, Failure> {
+    let spillway = std::env::current_exe().map_err(|error| Failure::during("finding spillway itself", error))?;
+    let (statistics, errors) = (directory.join("statistics.json"), directory.join("errors"));
+    let mut command = Command::new(spillway);
+    command.args(["run", "--local", local, "--stats"]).arg(&statistics);
+    for donor in &arguments.donors {
+        command.args(["--donor", &donor.to_string()]);
+    }
+    if let Some(key) = &arguments.key {
+        command.arg("--key").arg(key);
+    }
+    if let Some(via) = arguments.via.and_then(|via| via.to_possible_value()) {
+        command.args(["--via", via.get_name()]);
+    }
+    let file = File::create(&errors).map_err(|error| Failure::during(errors.display(), error))?;
+    command.arg("--").args(&arguments.program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    let status = until_end(&mut command, interruption)?;
+    if !status.success() {
+        let said = std::fs::read(&errors).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+        return Err(Failure::failed(format!("the run with {local} local failed ({status}); its last words:\n{last}")));
+    }
+    Measured::read(&statistics)
+}
+
+/// Runs it to its end. A signal that is meant for us is given on, and ends the measuring.
+fn until_end(command: &mut Command, interruption: &Interruption) -> Result<ExitStatus, Failure> {
+    let mut child = command.spawn().map_err(|error| Failure::during(command.get_program().display(), error))?;
+    let mut given_on = None;
+    loop {
+        if let Some(status) = child.try_wait().map_err(|error| Failure::during("waiting for the program", error))? {
+            return given_on.map_or(Ok(status), |signal| Err(Failure::Interrupted(signal)));
+        }
+        if let Some(signal) = interruption.signal().filter(|_| given_on.is_none()) {
+            given_on = Some(signal);
+            let number = rustix::process::Signal::from_named_raw(signal).unwrap_or(rustix::process::Signal::TERM);
+            // It may end at the same moment, and has not been waited for.
+            let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), number);
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
