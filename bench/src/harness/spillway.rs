@@ -499,6 +499,18 @@ impl Spillway {
         followed_by(command, program)
     }
 
+    /// `size` of a program that is run with parts of its memory, by the pager over these donors; what it says comes on
+    /// standard error.
+    pub fn measured(&self, donors: &[Donor], program: &Command) -> Command {
+        let mut command = bound(&self.binary);
+        command.args(["size", "--measure", "--json", "--via", Via::Pager.name(), "--redundancy", "none", "--key"]);
+        command.arg(self.key());
+        for donor in donors {
+            command.args(["--donor", &donor.address]);
+        }
+        followed_by(command, program)
+    }
+
     /// `size` of recorded faults of a program that works for so long with all memory local.
     pub fn size_of_trace(&self, trace: &Path, work_seconds: f64) -> Command {
         let mut command = bound(&self.binary);

@@ -2,7 +2,8 @@
 //!
 //! Each program is looked at while all of its memory is local (page-table scans), and its page faults are recorded
 //! under a quarter of it (SHARDS over the pager's faults). Then it runs by the pager with three shares of the memory
-//! that `size` found: as a run is by default, and without prefetching, which `size` leaves out of its numbers.
+//! that `size` found: as a run is by default, and without prefetching, which `size` leaves out of its numbers. At last
+//! `size --measure` runs it, which is to say again what the runs by default took.
 //!
 //! A slowdown is the time beyond that of a run with all memory local, in per cent of that time. `size` takes 8 us for
 //! a page-in unless told otherwise; the study also gives it the cost on this machine, which is that of the workload
@@ -10,6 +11,8 @@
 //! number little.
 //!
 //! Invariant: every run of a program gives the checksum of its first one.
+
+use std::process::Command;
 
 use serde::Deserialize;
 
@@ -27,9 +30,9 @@ use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MICROSECONDS, PAGES, SECONDS, SLOWER, StudyResult};
 use crate::size::{MIB, Size};
 
-/// The programs, and memory of their data: each works for a second or more, as scans need.
+/// The programs, and memory of their data: each works for more than a second, as scans need.
 const PROGRAMS: [(&str, Size); 3] =
-    [("quicksort", Size(64 * MIB)), ("page-rank", Size(64 * MIB)), ("key-value", Size(128 * MIB))];
+    [("quicksort", Size(128 * MIB)), ("page-rank", Size(128 * MIB)), ("key-value", Size(512 * MIB))];
 
 /// Whose page-ins are what a page-in is said to cost here.
 const COST: (&str, Size) = ("visit", Size(64 * MIB));
@@ -45,12 +48,14 @@ const RUN_BY_DEFAULT: &str = "run, by default";
 const SCANS: &str = "scans, 8 us";
 const SCANS_COST: &str = "scans, cost of here";
 const FAULTS: &str = "faults, cost of here";
+const MEASURED: &str = "measured";
 
 /// In the order of the plots' lines.
-const SUBJECTS: [&str; 5] = [RUN, RUN_BY_DEFAULT, SCANS, SCANS_COST, FAULTS];
+const SUBJECTS: [&str; 6] = [RUN, RUN_BY_DEFAULT, SCANS, SCANS_COST, FAULTS, MEASURED];
 
 /// What is compared with what: a prediction, and the run that it is of.
-const PAIRS: [(&str, &str); 3] = [(SCANS, RUN_BY_DEFAULT), (SCANS_COST, RUN), (FAULTS, RUN)];
+const PAIRS: [(&str, &str); 4] =
+    [(SCANS, RUN_BY_DEFAULT), (SCANS_COST, RUN), (FAULTS, RUN), (MEASURED, RUN_BY_DEFAULT)];
 
 const GOAL: &str = "`size` says what less memory costs, within 10 points";
 
@@ -81,6 +86,27 @@ struct Share {
     bytes: u64,
     page_ins_per_second: f64,
     slowdown_percent: f64,
+}
+
+/// What `size --measure --json` says, as far as it is needed.
+#[derive(Clone, Debug, Deserialize)]
+struct ToldTrials {
+    trials: Vec<ToldTrial>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct ToldTrial {
+    percent: u64,
+    slowdown_percent: f64,
+}
+
+impl ToldTrials {
+    /// With `percent` of the memory local.
+    fn slowdown_percent(&self, percent: u64) -> Result<f64, HarnessError> {
+        let found = self.trials.iter().find(|trial| trial.percent == percent);
+        let found = found.ok_or_else(|| HarnessError::failed("spillway size", format!("it left {percent} % out")))?;
+        Ok(found.slowdown_percent)
+    }
 }
 
 impl Told {
@@ -123,7 +149,7 @@ impl Study for SizingStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (60, 40)
+        (300, 150)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -196,7 +222,9 @@ fn measure(
     }
     let recorded_at = Size(scans.share(RECORDED_PERCENT)?.bytes);
     let faults = by_faults(context, runner.places.donors(), job, recorded_at, all_local)?;
+    let measured = by_trials(context, runner.places.donors(), job)?;
     for percent in SHARES_PERCENT {
+        slowdowns.push((percent, MEASURED, measured.slowdown_percent(percent)?));
         slowdowns.push((percent, SCANS, scans.slowdown_percent(percent, scans.page_in_us)?));
         slowdowns.push((percent, SCANS_COST, scans.slowdown_percent(percent, page_in_us)?));
         slowdowns.push((percent, FAULTS, faults.slowdown_percent(percent, page_in_us)?));
@@ -217,14 +245,25 @@ fn page_ins_case(program: &str, percent: u64) -> String {
 /// `spillway size -- PROGRAM`.
 fn by_scans(context: &Context, job: &Job) -> Result<Told, HarnessError> {
     let mut command = context.shop.product()?.size_of(&job.command());
-    let running = Running::start("spillway size", &mut command, Collected::default())?;
-    // Standard output is the program's.
+    Told::read(&told_beside(context, &mut command)?)
+}
+
+/// `spillway size --measure -- PROGRAM`.
+fn by_trials(context: &Context, donors: &[Donor], job: &Job) -> Result<ToldTrials, HarnessError> {
+    let mut command = context.shop.product()?.measured(donors, &job.command());
+    let text = told_beside(context, &mut command)?;
+    serde_json::from_str(&text).map_err(HarnessError::system("reading what `spillway size` says"))
+}
+
+/// What `size` says of a program, on standard error: standard output is the program's.
+fn told_beside(context: &Context, command: &mut Command) -> Result<String, HarnessError> {
+    let running = Running::start("spillway size", command, Collected::default())?;
     let told = running.messages.clone();
     let finished = running.wait(PROGRAM_DEADLINE, &context.shop.interrupt, || {})?;
     if !finished.status.success() {
         return Err(HarnessError::failed("spillway size", told.last_line()));
     }
-    Told::read(&told.text())
+    Ok(told.text())
 }
 
 /// `spillway trace record -- PROGRAM`, then `spillway size --trace`, told how long the program works by itself.
@@ -295,19 +334,24 @@ mod tests {
         assert_eq!((told.slowdown_percent(50, 12.0).unwrap(), told.page_ins(50).unwrap()), (30.0, 2.0));
         assert!(told.share(75).unwrap_err().to_string().contains("75 %"));
         assert!(Told::read("{}").is_err());
+        let measured = r#"{"trials": [{"percent": 75, "seconds": 3.0, "slowdown_percent": 12.5}]}"#;
+        let measured: ToldTrials = serde_json::from_str(measured).unwrap();
+        assert_eq!(measured.slowdown_percent(75).unwrap(), 12.5);
+        assert!(measured.slowdown_percent(25).unwrap_err().to_string().contains("25 %"));
         assert_eq!((cost_us(0.5, 100_000), cost_us(0.5, 0), cost_us(-0.1, 5)), (Some(5.0), None, None));
     }
 
     #[test]
     fn a_prediction_is_compared_with_the_run_that_it_is_of() {
         let mut result = StudyResult::new("size", "", true, Machine::default());
-        let slowdowns = [(RUN, 50.0), (RUN_BY_DEFAULT, 12.0), (SCANS, 20.0), (SCANS_COST, 41.0), (FAULTS, 10.0)];
+        let slowdowns =
+            [(RUN, 50.0), (RUN_BY_DEFAULT, 12.0), (SCANS, 20.0), (SCANS_COST, 41.0), (FAULTS, 10.0), (MEASURED, 13.0)];
         for (subject, slowdown) in slowdowns {
             result.record(0, "quicksort L(50)", subject, SLOWER, slowdown);
         }
         judge(&mut result);
         let met: Vec<_> = result.goals.iter().map(|goal| goal.met).collect();
-        assert_eq!(met, [Some(true), Some(true), Some(false)]);
+        assert_eq!(met, [Some(true), Some(true), Some(false), Some(true)]);
         let plots = SizingStudy.plots(&result);
         assert_eq!(plots.len(), PROGRAMS.len());
         assert_eq!(plots[0].1.matches("<circle").count(), SUBJECTS.len());

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use spillway_fabric::address::DonorAddress;
+use spillway_volume::settings::redundancy::Redundancy;
 
 use super::OutputArguments;
 use super::run::Via;
@@ -32,6 +33,9 @@ pub(crate) struct SizingArguments {
     /// With --measure: a donor, as of `run`; repeat it for more [default: as of `run`]
     #[arg(long = "donor", value_name = "ADDRESS", requires = "measure")]
     pub(crate) donors: Vec<DonorAddress>,
+    /// With --measure: where copies live, as of `run`
+    #[arg(long, value_name = "COPIES", requires = "measure")]
+    pub(crate) redundancy: Option<Redundancy>,
     /// With --measure: the cluster key, as of `run`
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub(crate) key: Option<PathBuf>,

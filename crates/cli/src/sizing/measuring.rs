@@ -104,6 +104,9 @@ fn trial(
     for donor in &arguments.donors {
         command.args(["--donor", &donor.to_string()]);
     }
+    if let Some(redundancy) = &arguments.redundancy {
+        command.args(["--redundancy", &redundancy.to_string()]);
+    }
     if let Some(key) = &arguments.key {
         command.arg("--key").arg(key);
     }

@@ -38,3 +38,14 @@ fn java_collects_its_garbage_with_several_threads() {
 fn java_collects_its_garbage_while_it_runs() {
     churn("-XX:+UseG1GC");
 }
+
+#[test]
+#[ignore = "a minute beside the collector of several threads: `make soak` runs it"]
+fn java_moves_its_objects_while_it_runs() {
+    let collector = "-XX:+UseShenandoahGC";
+    // Not every build of Java has it.
+    if !Command::new("java").args([collector, "-version"]).output().is_ok_and(|told| told.status.success()) {
+        return support::skip("java with Shenandoah");
+    }
+    churn(collector);
+}
