@@ -10,6 +10,7 @@
 //! - `both_ways/bounds.rs`: how much one run borrows, and how fast its pages move.
 //! - `both_ways/peculiarities.rs`: what the kernel does with memory on the side, and all of it at random;
 //!   `both_ways/dumps.rs`: core dumps.
+//! - `end_to_end/java_heap.rs`: a heap of shared memory (ZGC).
 //! - `end_to_end/unmovable.rs`: memory that cannot leave; `both_ways/traces.rs`: page faults, recorded and replayed.
 //! - `both_ways/manners.rs`: exit status, signals and terminal; `end_to_end/killed_runs.rs`: what a killed run
 //!   leaves; `both_ways/left_behind.rs`: what a killed program leaves.
@@ -40,6 +41,7 @@ mod end_to_end {
     mod clusters;
     mod crash;
     mod donor_changes;
+    mod java_heap;
     mod killed_runs;
     mod machine_swap;
     mod network_disk;
