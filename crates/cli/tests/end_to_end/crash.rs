@@ -28,6 +28,9 @@ pub(crate) struct Written {
     acknowledged: HashMap<u64, u64>,
     unanswered: Option<(u64, u64)>,
     clock: u64,
+    /// There is one copy of each page. A page of the run without an answer may be half written when the device's
+    /// process is killed; then it cannot be read until it is written again.
+    has_one_copy: bool,
 }
 
 fn open(device: &Path) -> File {
@@ -47,33 +50,45 @@ impl Written {
         let file = open(device);
         let mut buffer = Box::new(Aligned([0; _]));
         for round in 0.. {
-            self.clock += 1;
             let spread = if round % 2 == 0 { 40 } else { DEVICE_PAGES / RUN_PAGES };
-            let first = self.clock.wrapping_mul(0x9E37_79B9_7F4A_7C15) % spread * RUN_PAGES;
-            for page in 0..RUN_PAGES {
-                stamp(&mut buffer.0[page as usize * PAGE..][..PAGE], first + page, self.clock);
-            }
-            self.unanswered = Some((first, self.clock));
-            match file.write_all_at(&buffer.0, first * PAGE as u64) {
+            let first = (self.clock + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) % spread * RUN_PAGES;
+            match self.write_run(&file, first, &mut buffer) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::InvalidInput => panic!("{error}"),
                 Err(_) => return,
             }
-            self.unanswered = None;
-            self.acknowledged.extend((first..first + RUN_PAGES).map(|page| (page, self.clock)));
             if enough(round) {
                 return;
             }
         }
     }
 
-    /// Every page is as acknowledged, or as in the write without an answer. What is found is the truth from here on.
+    /// Writes one run, through `buffer`.
+    fn write_run(&mut self, file: &File, first: u64, buffer: &mut Aligned) -> std::io::Result<()> {
+        self.clock += 1;
+        for page in 0..RUN_PAGES {
+            stamp(&mut buffer.0[page as usize * PAGE..][..PAGE], first + page, self.clock);
+        }
+        self.unanswered = Some((first, self.clock));
+        file.write_all_at(&buffer.0, first * PAGE as u64)?;
+        self.unanswered = None;
+        self.acknowledged.extend((first..first + RUN_PAGES).map(|page| (page, self.clock)));
+        Ok(())
+    }
+
+    /// Every page is as acknowledged, or as in the write without an answer. What is found is the truth from here on. A
+    /// page that was half written is written again.
     pub(crate) fn check(&mut self, device: &Path) {
         let file = open(device);
         let mut buffer = Box::new(Aligned([0; _]));
         let mut expected = vec![0; PAGE];
         for first in (0..DEVICE_PAGES).step_by(RUN_PAGES as usize) {
-            file.read_exact_at(&mut buffer.0, first * PAGE as u64).unwrap();
+            if let Err(error) = file.read_exact_at(&mut buffer.0, first * PAGE as u64) {
+                let is_unanswered = self.unanswered.is_some_and(|(start, _)| start == first);
+                assert!(self.has_one_copy && is_unanswered, "pages from {first} on cannot be read: {error}");
+                self.write_run(&file, first, &mut buffer).unwrap();
+                file.read_exact_at(&mut buffer.0, first * PAGE as u64).unwrap();
+            }
             for page in first..first + RUN_PAGES {
                 let found = &buffer.0[(page - first) as usize * PAGE..][..PAGE];
                 let unanswered = self.unanswered.filter(|(start, _)| (*start..start + RUN_PAGES).contains(&page));
@@ -145,10 +160,28 @@ fn await_restart(stage: &Stage, count: u64) -> PathBuf {
     })
 }
 
+/// Tells what the device said of itself when its test fails.
+struct TellsOnFailure {
+    registry: PathBuf,
+}
+
+impl Drop for TellsOnFailure {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        println!("the log of the device:");
+        println!("{}", fs::read_to_string(self.registry.join("device-device.log")).unwrap_or_default());
+        let said = support::run(support::spillway(&self.registry).args(["status", "--json"]));
+        println!("its status: {}", said.text());
+    }
+}
+
 fn survives(redundancy: &str) {
     let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let mut device = device_on(&mut stage, redundancy);
-    let mut written = Written::default();
+    let _tells = TellsOnFailure { registry: stage.registry() };
+    let mut written = Written { has_one_copy: redundancy == "none", ..Written::default() };
     written.write(&device, |round| round > 3000);
     for _ in 0..3 {
         // Where the machine is busy, one may also have failed to start.
