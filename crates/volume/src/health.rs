@@ -8,7 +8,10 @@ use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus};
 pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     let mut complaints: Vec<String> = failure(status).into_iter().collect();
     if status.pages_lost > 0 {
-        complaints.push(format!("{} pages are lost: every copy was at donors that died", status.pages_lost));
+        complaints.push(format!(
+            "{} pages are lost: every copy was at donors that died, or was half written when the device's process died",
+            status.pages_lost
+        ));
     }
     let connected = status.donors.iter().filter(|donor| donor.state == "connected").count();
     if connected == 0 && !status.donors.is_empty() {
