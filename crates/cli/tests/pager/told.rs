@@ -126,8 +126,8 @@ fn a_run_tells_each_change_of_the_state_of_its_donors() {
         ("INFO", "1.sock is connected"),
         ("INFO", "every slab has all its copies (replicas=2)"),
     ] {
-        let count = lines.iter().filter(|line| line.contains(level) && line.contains(expected)).count();
-        assert_eq!(count, 1, "{expected}: {}", said.errors);
+        let is_told = lines.iter().any(|line| line.contains(level) && line.contains(expected));
+        assert!(is_told, "{expected}: {}", said.errors);
     }
     stage.wait_returned();
     stage.assert_clean();
