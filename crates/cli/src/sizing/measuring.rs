@@ -39,7 +39,7 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
     let ending = Ending::from(until_end(&mut alone, &interruption)?);
     let seconds_alone = began.elapsed().as_secs_f64();
     if ending != Ending::Exited(EXIT_DONE) {
-        told("the program failed by itself, so nothing was measured");
+        eprintln!("spillway: the program failed by itself, so nothing was measured");
         return Ok(ending);
     }
     let mut trials = Trials { seconds_alone, footprint_bytes: 0, trials: Vec::new(), left_out_percent: Vec::new() };

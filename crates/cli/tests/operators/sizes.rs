@@ -100,9 +100,11 @@ fn a_program_is_measured_with_parts_of_its_memory() {
 fn a_program_that_fails_is_not_measured() {
     let registry = registry_directory();
     let size = |arguments: &[&str]| run(spillway(&registry.path().join("r")).arg("size").args(arguments));
-    let said = size(&["--measure", "--", "/bin/sh", "-c", "exit 7"]);
-    assert_eq!(said.status.code(), Some(7), "{}", said.errors);
-    assert!(said.errors.contains("nothing was measured"), "{}", said.errors);
+    for options in [&["--measure", "--"][..], &["--measure", "--json", "--"]] {
+        let said = size(&[options, &["/bin/sh", "-c", "exit 7"]].concat());
+        assert_eq!(said.status.code(), Some(7), "{}", said.errors);
+        assert!(said.errors.contains("nothing was measured"), "{}", said.errors);
+    }
     let said = size(&["--measure", "--donor", "unix:/no/such.sock", "--key", "none", "--", "/bin/true"]);
     assert_eq!(said.status.code(), Some(1), "{}", said.errors);
     assert!(
