@@ -499,15 +499,12 @@ impl Spillway {
         followed_by(command, program)
     }
 
-    /// `size` of a program that is run with parts of its memory, by the pager over these donors; what it says comes on
-    /// standard error.
-    pub fn measured(&self, donors: &[Donor], program: &Command) -> Command {
+    /// `size` of a program that is run with parts of its memory, by the pager over the donors of `storage`; what it
+    /// says comes on standard error.
+    pub fn measured(&self, storage: &Storage, program: &Command) -> Command {
         let mut command = bound(&self.binary);
-        command.args(["size", "--measure", "--json", "--via", Via::Pager.name(), "--redundancy", "none", "--key"]);
-        command.arg(self.key());
-        for donor in donors {
-            command.args(["--donor", &donor.address]);
-        }
+        command.args(["size", "--measure", "--json", "--via", Via::Pager.name()]);
+        self.storage_arguments(&mut command, storage);
         followed_by(command, program)
     }
 

@@ -15,6 +15,7 @@
 use std::process::Command;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::job::Job;
 use super::kind::case;
@@ -109,11 +110,12 @@ impl ToldTrials {
     }
 }
 
-impl Told {
-    fn read(text: &str) -> Result<Self, HarnessError> {
-        serde_json::from_str(text).map_err(HarnessError::system("reading what `spillway size` says"))
-    }
+/// What `size` says in JSON.
+fn read<T: DeserializeOwned>(text: &str) -> Result<T, HarnessError> {
+    serde_json::from_str(text).map_err(HarnessError::system("reading what `spillway size` says"))
+}
 
+impl Told {
     /// With `percent` of the memory local.
     fn share(&self, percent: u64) -> Result<Share, HarnessError> {
         let found = self.shares.iter().find(|share| share.percent == percent).copied();
@@ -245,14 +247,14 @@ fn page_ins_case(program: &str, percent: u64) -> String {
 /// `spillway size -- PROGRAM`.
 fn by_scans(context: &Context, job: &Job) -> Result<Told, HarnessError> {
     let mut command = context.shop.product()?.size_of(&job.command());
-    Told::read(&told_beside(context, &mut command)?)
+    read(&told_beside(context, &mut command)?)
 }
 
 /// `spillway size --measure -- PROGRAM`.
 fn by_trials(context: &Context, donors: &[Donor], job: &Job) -> Result<ToldTrials, HarnessError> {
-    let mut command = context.shop.product()?.measured(donors, &job.command());
-    let text = told_beside(context, &mut command)?;
-    serde_json::from_str(&text).map_err(HarnessError::system("reading what `spillway size` says"))
+    let storage = run_storage(context, donors, "none", job.room);
+    let mut command = context.shop.product()?.measured(&storage, &job.command());
+    read(&told_beside(context, &mut command)?)
 }
 
 /// What `size` says of a program, on standard error: standard output is the program's.
@@ -282,7 +284,7 @@ fn by_faults(
     let mut recording = shop.product()?.recorded(&local.to_string(), &storage, &trace, &job.command());
     tool::run_command(&mut recording, PROGRAM_DEADLINE, &shop.interrupt)?;
     let mut sizing = shop.product()?.size_of_trace(&trace, work_seconds);
-    Told::read(&tool::run_command(&mut sizing, PROGRAM_DEADLINE, &shop.interrupt)?)
+    read(&tool::run_command(&mut sizing, PROGRAM_DEADLINE, &shop.interrupt)?)
 }
 
 /// Points between what was said and what it cost, in every case that has both.
@@ -329,13 +331,13 @@ mod tests {
 
     #[test]
     fn what_is_told_is_scaled_by_the_cost() {
-        let told = Told::read(TOLD).unwrap();
+        let told = read::<Told>(TOLD).unwrap();
         assert_eq!((told.share(50).unwrap().bytes, told.slowdown_percent(50, 8.0).unwrap()), (500, 20.0));
         assert_eq!((told.slowdown_percent(50, 12.0).unwrap(), told.page_ins(50).unwrap()), (30.0, 2.0));
         assert!(told.share(75).unwrap_err().to_string().contains("75 %"));
-        assert!(Told::read("{}").is_err());
+        assert!(read::<Told>("{}").is_err());
         let measured = r#"{"trials": [{"percent": 75, "seconds": 3.0, "slowdown_percent": 12.5}]}"#;
-        let measured: ToldTrials = serde_json::from_str(measured).unwrap();
+        let measured: ToldTrials = read(measured).unwrap();
         assert_eq!(measured.slowdown_percent(75).unwrap(), 12.5);
         assert!(measured.slowdown_percent(25).unwrap_err().to_string().contains("25 %"));
         assert_eq!((cost_us(0.5, 100_000), cost_us(0.5, 0), cost_us(-0.1, 5)), (Some(5.0), None, None));

@@ -11,7 +11,7 @@ use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use rustix::net::SendFlags;
@@ -127,21 +127,21 @@ impl ChangeLog {
 }
 
 /// What the journal did not take of the lines of this process.
-static UNTAKEN: Untaken = Untaken { lines: AtomicU64::new(0), cut: AtomicU64::new(0) };
+static UNTAKEN: Untaken = Untaken { lines: AtomicU64::new(0), is_cut: AtomicBool::new(false) };
 
 #[derive(Debug, Default)]
 struct Untaken {
     /// Lines that it did not take at once, which the next line tells of.
     lines: AtomicU64,
-    /// Lines of which it took a part, which the next line has to end.
-    cut: AtomicU64,
+    /// It took a part of the last line, which the next one has to end.
+    is_cut: AtomicBool,
 }
 
 /// Sends `bytes`, whole lines, to a socket that may take all, a part or nothing of them.
 fn send_lines(socket: BorrowedFd<'_>, bytes: &[u8], untaken: &Untaken) -> rustix::io::Result<()> {
-    let (lines, cut) = (untaken.lines.swap(0, Ordering::Relaxed), untaken.cut.swap(0, Ordering::Relaxed));
+    let (lines, is_cut) = (untaken.lines.swap(0, Ordering::Relaxed), untaken.is_cut.swap(false, Ordering::Relaxed));
     let mut text = Vec::with_capacity(bytes.len());
-    if cut > 0 {
+    if is_cut {
         text.push(b'\n');
     }
     if lines > 0 {
@@ -152,15 +152,15 @@ fn send_lines(socket: BorrowedFd<'_>, bytes: &[u8], untaken: &Untaken) -> rustix
     text.extend_from_slice(bytes);
     let sent = rustix::net::send(socket, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     match sent {
-        Ok(count) if count < text.len() => drop(untaken.cut.fetch_add(1, Ordering::Relaxed)),
-        Ok(_) => {}
-        Err(error) => {
-            untaken.cut.fetch_add(cut, Ordering::Relaxed);
+        Ok(count) if count < text.len() => untaken.is_cut.store(true, Ordering::Relaxed),
+        Err(rustix::io::Errno::AGAIN) => {
+            untaken.is_cut.fetch_or(is_cut, Ordering::Relaxed);
             untaken.lines.fetch_add(lines + 1, Ordering::Relaxed);
-            return Err(error);
         }
+        // What is no socket, or has no peer any more, misses nothing that a later line could tell of.
+        Ok(_) | Err(_) => {}
     }
-    Ok(())
+    sent.map(drop)
 }
 
 /// Standard error. Every write succeeds: the log must not be what ends a process.
@@ -231,7 +231,7 @@ mod tests {
     fn a_line_that_was_taken_in_part_is_ended_before_the_next() {
         let (socket, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let untaken = Untaken { cut: AtomicU64::new(1), ..Untaken::default() };
+        let untaken = Untaken { is_cut: AtomicBool::new(true), ..Untaken::default() };
         send_lines(socket.as_fd(), b"<6>next\n", &untaken).unwrap();
         send_lines(socket.as_fd(), b"<6>last\n", &untaken).unwrap();
         assert_eq!(read_all(&mut peer), "\n<6>next\n<6>last\n");

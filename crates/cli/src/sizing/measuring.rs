@@ -32,7 +32,8 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
             eprintln!("spillway: {text}");
         }
     };
-    told(&format!("run 1 of {}: the program by itself", SHARES_PERCENT.len() + 1));
+    let runs = SHARES_PERCENT.len() + 1;
+    told(&format!("run 1 of {runs}: the program by itself"));
     let mut alone = Command::new(found.file());
     alone.args(arguments.program.iter().skip(1)).stdin(Stdio::null());
     let began = Instant::now();
@@ -42,29 +43,27 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
         eprintln!("spillway: the program failed by itself, so nothing was measured");
         return Ok(ending);
     }
-    let mut trials = Trials { seconds_alone, footprint_bytes: 0, trials: Vec::new(), left_out_percent: Vec::new() };
     let directory = tempfile::tempdir().map_err(|error| Failure::during("a directory for statistics", error))?;
-    for (index, percent) in SHARES_PERCENT.into_iter().enumerate() {
-        let bytes = trials.footprint_bytes * u64::from(percent) / 100;
-        let local = match index {
-            0 => "100%".to_owned(),
-            _ if bytes < BUDGET_BYTES_MIN => {
-                trials.left_out_percent.push(percent);
-                continue;
-            }
-            _ => bytes.to_string(),
-        };
-        let (run, runs) = (index + 2, SHARES_PERCENT.len() + 1);
-        let memory = if index == 0 { "all of its memory".to_owned() } else { human(bytes) };
-        let least_left = seconds_alone * (runs + 1 - run) as f64;
-        told(&format!("run {run} of {runs}: with {memory} local; {least_left:.0} s are left at least"));
-        let measured = trial(arguments, &local, directory.path(), &interruption)?;
-        if index == 0 {
-            trials.footprint_bytes = measured.footprint_bytes;
+    let run = |index: usize, memory: &str, local: &str| {
+        let least_left = seconds_alone * (SHARES_PERCENT.len() - index) as f64;
+        told(&format!("run {} of {runs}: with {memory} local; {least_left:.0} s are left at least", index + 2));
+        trial(arguments, local, directory.path(), &interruption)
+    };
+    let all = run(0, "all of its memory", "100%")?;
+    let footprint_bytes = all.footprint_bytes;
+    let of_run =
+        |percent: u32, bytes: u64, Measured { seconds, page_ins, .. }| Trial { percent, bytes, seconds, page_ins };
+    let mut trials = vec![of_run(SHARES_PERCENT[0], footprint_bytes, all)];
+    let mut left_out_percent = Vec::new();
+    for (index, percent) in SHARES_PERCENT.into_iter().enumerate().skip(1) {
+        let bytes = footprint_bytes * u64::from(percent) / 100;
+        if bytes < BUDGET_BYTES_MIN {
+            left_out_percent.push(percent);
+            continue;
         }
-        let bytes = if index == 0 { measured.footprint_bytes } else { bytes };
-        trials.trials.push(Trial { percent, bytes, seconds: measured.seconds, page_ins: measured.page_ins });
+        trials.push(of_run(percent, bytes, run(index, &human(bytes), &bytes.to_string())?));
     }
+    let trials = Trials { seconds_alone, footprint_bytes, trials, left_out_percent };
     tell_all(arguments, &trials, &trials.report(), &trials.told())?;
     Ok(ending)
 }

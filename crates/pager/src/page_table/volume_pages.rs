@@ -244,14 +244,16 @@ impl VolumePages {
     }
 
     /// Takes free slots whose old content donors may still hold and that were left alone for a while; then
-    /// [`VolumePages::end_discard`]. Whole words of neighbours come first: one request frees all of them.
+    /// [`VolumePages::end_discard`]. Each look goes on where the one before ended.
     pub fn begin_discard(&mut self) -> Option<VolumePageRun> {
-        let run = self.begin_discard_of_words().or_else(|| self.begin_discard_in_a_word());
-        match run {
-            Some(run) => self.free -= u64::from(run.count),
-            None => self.looks = self.looks.wrapping_add(1),
-        }
-        run
+        let mut words = (self.discard_from..self.taken.len()).chain(0..self.discard_from);
+        let Some(word) = words.find(|word| self.is_discardable(*word) || self.discardable_starts(*word) != 0) else {
+            self.looks = self.looks.wrapping_add(1);
+            return None;
+        };
+        let run = if self.is_discardable(word) { self.take_words(word) } else { self.take_within(word) };
+        self.free -= u64::from(run.count);
+        Some(run)
     }
 
     /// Whether no slot of a word was given up for so many looks.
@@ -259,40 +261,38 @@ impl VolumePages {
         self.looks.wrapping_sub(self.stale_at[word]) >= looks
     }
 
-    /// The first word from where the last look ended on.
-    fn next_word(&self, is_wanted: impl Fn(&usize) -> bool) -> Option<usize> {
-        (self.discard_from..self.taken.len()).chain(0..self.discard_from).find(is_wanted)
+    /// Whether a word is free as a whole.
+    fn is_discardable(&self, word: usize) -> bool {
+        self.taken[word] == 0 && self.stale[word] != 0 && self.is_old(word, DISCARD_AFTER_LOOKS)
     }
 
-    /// Words that are free as a whole.
-    fn begin_discard_of_words(&mut self) -> Option<VolumePageRun> {
-        let is_stale = |slots: &Self, word: usize| {
-            slots.taken[word] == 0 && slots.stale[word] != 0 && slots.is_old(word, DISCARD_AFTER_LOOKS)
-        };
-        let first = self.next_word(|word| is_stale(self, *word))?;
+    /// Where shorter runs begin in a word whose other slots are in use.
+    fn discardable_starts(&self, word: usize) -> u64 {
+        let is_old = self.stale[word] != 0 && self.is_old(word, DISCARD_SHORT_AFTER_LOOKS);
+        if is_old { starts_of_runs(self.stale[word], DISCARD_SHORT_PAGES_MIN) } else { 0 }
+    }
+
+    /// Takes words that are free as a whole, from `first` on: one request frees all of them.
+    fn take_words(&mut self, first: usize) -> VolumePageRun {
         let mut last = first;
-        while last < self.taken.len() && last - first < DISCARD_WORDS_MAX && is_stale(self, last) {
+        while last < self.taken.len() && last - first < DISCARD_WORDS_MAX && self.is_discardable(last) {
             (self.taken[last], self.stale[last]) = (u64::MAX, 0);
             last += 1;
         }
         self.discard_from = last;
         let count = ((last - first) * u64::BITS as usize) as u32;
-        Some(VolumePageRun { first: VolumePage(first as u32 * u64::BITS), count })
+        VolumePageRun { first: VolumePage(first as u32 * u64::BITS), count }
     }
 
-    /// Neighbours in a word whose other slots are in use.
-    fn begin_discard_in_a_word(&mut self) -> Option<VolumePageRun> {
-        let starts = |slots: &Self, word: usize| starts_of_runs(slots.stale[word], DISCARD_SHORT_PAGES_MIN);
-        let word = self.next_word(|word| {
-            self.stale[*word] != 0 && self.is_old(*word, DISCARD_SHORT_AFTER_LOOKS) && starts(self, *word) != 0
-        })?;
-        let start = starts(self, word).trailing_zeros();
+    /// Takes the first of the shorter runs in `word`.
+    fn take_within(&mut self, word: usize) -> VolumePageRun {
+        let start = self.discardable_starts(word).trailing_zeros();
         let count = (self.stale[word] >> start).trailing_ones();
         let slots = (u64::MAX >> (u64::BITS - count)) << start;
         self.taken[word] |= slots;
         self.stale[word] &= !slots;
         self.discard_from = word;
-        Some(VolumePageRun { first: VolumePage(word as u32 * u64::BITS + start), count })
+        VolumePageRun { first: VolumePage(word as u32 * u64::BITS + start), count }
     }
 
     /// The slots of `run` are free again.
