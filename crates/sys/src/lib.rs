@@ -18,6 +18,7 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
 //! - [`cpu_latency`]: how fast idle CPUs wake up. [`cpu_list`]: which CPUs there are.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
+//! - [`proc_text`]: text of `/proc`, taken apart.
 //! - [`process_stat`], [`process_clock`], [`threads`], [`machine_memory`]: what the kernel tells of
 //!   processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
@@ -61,6 +62,7 @@ pub mod page_faults;
 pub mod pagemap;
 pub mod paging_safety;
 pub mod passed_descriptor;
+pub mod proc_text;
 pub mod process;
 pub mod process_advice;
 pub mod process_clock;

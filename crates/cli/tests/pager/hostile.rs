@@ -2,7 +2,8 @@
 //! which has more rights.
 //!
 //! The other program (`bait`) has its set-user-ID bit, belongs to root, and leaves a mark if anything makes it
-//! execute a function that it never calls. Other programs are far beyond the budget meanwhile, so that the pager
+//! execute a function that it never calls. It lies in a directory that the impostor names as `/proc/PID/maps` writes
+//! the file that shows a program of the run, and has a page where the impostor had that file. Other programs are far beyond the budget meanwhile, so that the pager
 //! starts agents all the time.
 
 use std::fs;
@@ -21,6 +22,7 @@ struct Trap {
     bait: PathBuf,
     taken: String,
     room: String,
+    base: String,
     impostor: PathBuf,
     marks: PathBuf,
 }
@@ -31,13 +33,17 @@ impl Trap {
         fs::create_dir(&marks).unwrap();
         fs::set_permissions(&marks, fs::Permissions::from_mode(0o777)).unwrap();
         let define = format!("-DMARKS=\"{}\"", marks.display());
-        let [bait, impostor] = ["bait", "impostor"].map(|name| place.join(name));
+        // In a directory that every user may rename.
+        let named = place.join("named");
+        fs::create_dir(&named).unwrap();
+        let (bait, impostor) = (named.join("bait"), place.join("impostor"));
         fs::copy(stage.compile("bait", &["-no-pie", "-fno-pie", &define]), &bait).unwrap();
         fs::copy(stage.compile("impostor", &[]), &impostor).unwrap();
         let said = support::run(Command::new(&bait).arg("addresses")).done("the bait").text();
-        let (taken, room) = said.trim().split_once(' ').unwrap();
+        let [taken, room, base] = said.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{said}") };
         fs::set_permissions(&bait, fs::Permissions::from_mode(0o4755)).unwrap();
-        Self { taken: taken.to_owned(), room: room.to_owned(), bait, impostor, marks }
+        let [taken, room, base] = [taken, room, base].map(str::to_owned);
+        Self { taken, room, base, bait, impostor, marks }
     }
 
     /// A program beyond every budget, and the impostor beside it for as long as the test lasts.
@@ -46,9 +52,9 @@ impl Trap {
         let (bait, impostor, seconds) = (self.bait.display(), self.impostor.display(), soak_seconds(4).min(60));
         format!(
             "while :; do {exerciser} mremap 48 /nonexistent > /dev/null || exit 1; done & other=$!
-            env -u LD_PRELOAD {become_user} {impostor} {numbers} {bait} {} {} {seconds}; status=$?
+            env -u LD_PRELOAD {become_user} {impostor} {numbers} {bait} {} {} {seconds} {}; status=$?
             kill $other; wait $other; exit $status",
-            self.taken, self.room
+            self.taken, self.room, self.base
         )
     }
 

@@ -11,7 +11,7 @@
 //! executes nothing.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
@@ -19,6 +19,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::greeting::Peer;
 use spillway_stub::late_start::ProgramPlaces;
 use spillway_stub::protocol::{EVICTOR_STACK_END, Hello};
+use spillway_sys::proc_text::maps::{FileId, Pieces};
 
 use crate::limits::LIBRARY_BYTES_MAX;
 use crate::process::RunOfPrograms;
@@ -29,19 +30,13 @@ pub(super) struct Proof {
     token: u64,
     /// The user of this process.
     user: u32,
-    /// How the head looks in `/proc/PID/maps`: device and inode, with the spaces around them.
-    pattern: String,
+    head: FileId,
 }
 
 impl Proof {
     pub(super) fn new(run: &RunOfPrograms) -> io::Result<Self> {
         let status = rustix::fs::fstat(run.head.file().as_fd())?;
-        let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
-        Ok(Self {
-            token: run.token,
-            user: rustix::process::geteuid().as_raw(),
-            pattern: format!(" {major:02x}:{minor:02x} {} ", status.st_ino),
-        })
+        Ok(Self { token: run.token, user: rustix::process::geteuid().as_raw(), head: FileId::of(&status) })
     }
 
     /// Whether a process that says `hello` may be of the run: it has the token, and is of this user, unless that is
@@ -54,17 +49,28 @@ impl Proof {
     /// Whether thread `thread` has the memory of the program at `places`. What cannot be read is none.
     pub(super) fn is_memory_of(&self, places: &ProgramPlaces, thread: u32) -> bool {
         let maps = File::open(format!("/proc/{}/task/{thread}/maps", places.process));
-        maps.is_ok_and(|maps| self.has_head(BufReader::new(maps), places.head))
+        maps.is_ok_and(|maps| self.has_head(maps, places.head))
     }
 
-    fn has_head(&self, maps: impl BufRead, head: u64) -> bool {
-        let begin = format!("{head:x}-");
-        let mut lines = maps.lines().map_while(Result::ok);
-        lines.any(|line| {
-            line.trim_start_matches('0').starts_with(&begin)
-                && line.contains(&self.pattern)
-                && line.split_ascii_whitespace().nth(2).is_some_and(|offset| offset.bytes().all(|digit| digit == b'0'))
-        })
+    /// Whether the head's first page lies at `place`, by what the kernel says of each mapping but its name: a path can
+    /// look like anything.
+    fn has_head(&self, mut maps: impl Read, place: u64) -> bool {
+        let (mut chunk, mut pieces) = ([0; PAGE_SIZE_BYTES], Pieces::default());
+        loop {
+            match maps.read(&mut chunk) {
+                Ok(0) => return false,
+                Ok(read) => {
+                    let is_found = pieces.any(&chunk[..read], |mapped| {
+                        mapped.range.start == place && mapped.offset == 0 && mapped.file == self.head
+                    });
+                    if is_found {
+                        return true;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
     }
 }
 
@@ -102,7 +108,7 @@ mod tests {
     };
 
     fn proof(user: u32) -> Proof {
-        Proof { token: 7, user, pattern: " 00:01 8 ".to_owned() }
+        Proof { token: 7, user, head: FileId { device: (0, 1), inode: 8 } }
     }
 
     #[test]
@@ -142,5 +148,16 @@ mod tests {
         assert!(!has(0x10_1000), "another part of it");
         assert!(!has(0x20_0000), "another file");
         assert!(!has(0x30_0000) && !has(0x10), "nothing");
+    }
+
+    /// A directory can have any name, and a set-user-ID program can lie below it.
+    #[test]
+    fn a_path_that_names_the_head_is_not_the_head() {
+        let maps = "00400000-00401000 r--p 00000000 fe:01 77                         /tmp/ 00:01 8 /bait\n\
+            00500000-00501000 r--p 00000000 fe:01 78 /tmp/x\\01200500000-00501000 r--p 00000000 00:01 8 /bait\n\
+            00600000-00601000 r--p 00000000 00:00 0 [anon: 00:01 8 ]\n";
+        for head in [0x40_0000, 0x50_0000, 0x60_0000] {
+            assert!(!proof(0).has_head(maps.as_bytes(), head), "{head:x}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::memfd::Memfd;
+use crate::proc_text::maps::{FileId, Pieces};
 
 /// Bytes read at once of a directory or of a process's mappings; on the stack.
 const CHUNK_BYTES: usize = 8192;
@@ -13,19 +14,16 @@ const CHUNK_BYTES: usize = 8192;
 const NAME_OFFSET: usize = 19;
 const RECORD_LENGTH_OFFSET: usize = 16;
 
-/// How a file's mappings look in `/proc/PID/maps`.
+/// A file that programs map.
 #[derive(Debug)]
 pub(super) struct MappedFile {
-    /// Device and inode, with the spaces around them.
-    pattern: Vec<u8>,
+    file: FileId,
 }
 
 impl MappedFile {
     /// That of `file`.
     pub(super) fn new(file: &Memfd) -> std::io::Result<Self> {
-        let status = rustix::fs::fstat(file.as_fd())?;
-        let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
-        Ok(Self { pattern: format!(" {major:02x}:{minor:02x} {} ", status.st_ino).into_bytes() })
+        Ok(Self { file: FileId::of(&rustix::fs::fstat(file.as_fd())?) })
     }
 
     /// Kills every process that maps the file, except this one. Whether there was any.
@@ -58,20 +56,15 @@ impl MappedFile {
         let mut path = [0; 32];
         let path = write_path(&mut path, process);
         let Some(maps) = Descriptor::open(path, 0) else { return false };
-        let mut chunk = [0; CHUNK_BYTES];
-        // What may be the beginning of the pattern is kept for the next look.
-        let mut kept = 0;
+        let (mut chunk, mut pieces) = ([0; CHUNK_BYTES], Pieces::default());
         loop {
-            let read = maps.read(&mut chunk[kept..]);
+            let read = maps.read(&mut chunk);
             if read == 0 {
                 return false;
             }
-            let filled = kept + read;
-            if chunk[..filled].windows(self.pattern.len()).any(|window| window == self.pattern) {
+            if pieces.any(&chunk[..read], |mapped| mapped.file == self.file) {
                 return true;
             }
-            kept = filled.min(self.pattern.len());
-            chunk.copy_within(filled - kept..filled, 0);
         }
     }
 }

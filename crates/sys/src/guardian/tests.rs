@@ -127,6 +127,37 @@ fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
     assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
 }
 
+/// A program of a directory whose name looks like the columns of `/proc/PID/maps` that name `file`.
+fn bystander_named_like(file: &Memfd, directory: &std::path::Path) -> Victim {
+    let status = rustix::fs::fstat(file).unwrap();
+    let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
+    let named = directory.join(format!(" {major:02x}:{minor:02x} {} ", status.st_ino));
+    std::fs::create_dir(&named).unwrap();
+    std::fs::copy("/bin/cat", named.join("cat")).unwrap();
+    Victim(Command::new(named.join("cat")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+}
+
+#[test]
+fn a_process_whose_files_are_named_like_the_programs_file_lives_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
+    let mut bystander = bystander_named_like(&shared, directory.path());
+    let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
+    let mut listed = Victim::start();
+    let watcher = fork_until_ready(|| {
+        let guardian = Guardian::start_for_users(1, &shared, None).unwrap();
+        guardian.watch(listed.pidfd()).unwrap();
+        guardian
+    });
+    kill(watcher);
+    // The guardian kills the user after the listed program, in a walk over all processes.
+    assert_eq!(wait_for_signal_of(&mut listed), Some(libc::SIGKILL));
+    let (_, status) = rustix::process::waitpid(Some(user), WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(bystander.is_alive(), "it maps another file");
+}
+
 #[test]
 fn the_guardian_becomes_its_successor_when_no_program_is_left() {
     let directory = tempfile::tempdir().unwrap();

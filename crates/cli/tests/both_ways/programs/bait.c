@@ -1,6 +1,6 @@
 // A program with more rights than its user. It must be linked at fixed addresses (-no-pie).
 //
-// Usage: bait addresses   says where `taken` and `room` are.
+// Usage: bait addresses   says where `taken`, `room` and its file's first page are.
 //        bait SECONDS     works in user mode for so long.
 //
 // Whoever makes it execute `taken` has its rights, and leaves a file with its effective user in the directory that it was compiled for (MARKS).
@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+extern char __executable_start[];
 
 // What a tracer takes for a place of its own: 256 KiB that may be written.
 static char room[1 << 18] __attribute__((aligned(4096))) = {1};
@@ -33,7 +35,7 @@ static double now(void) {
 int main(int count, char **arguments) {
     if (count != 2) return 2;
     if (strcmp(arguments[1], "addresses") == 0) {
-        printf("%zu %zu\n", (size_t)taken, (size_t)room);
+        printf("%zu %zu %zx\n", (size_t)taken, (size_t)room, (size_t)__executable_start);
         return 0;
     }
     double end = now() + atof(arguments[1]);

