@@ -92,7 +92,7 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
     for leftover in fuse::leftovers::list().map_err(Failure::failed)? {
         // Its entry is gone (a container or a registry that was removed), and its pages are lost with its server. Swap
         // that is on would keep it.
-        if let LeftoverKind::LoopDevice(path) = &leftover.kind {
+        if let LeftoverKind::LoopDevice(path, _) = &leftover.kind {
             // One that another mender has freed may be a living process's by now.
             let Some(_held) = fuse::leftovers::hold(&leftover).map_err(Failure::failed)? else { continue };
             if let Err(error) = swap_area::off(path, true) {
@@ -146,10 +146,10 @@ fn describe_ublk(abandoned: &AbandonedUblk) -> String {
 
 fn describe(leftover: &Leftover) -> String {
     match &leftover.kind {
-        LeftoverKind::LoopDevice(path) => {
+        LeftoverKind::LoopDevice(path, _) => {
             format!("the loop device {} of '{}'", path.display(), leftover.ownership.name)
         }
-        LeftoverKind::Mount(path) => format!("the mount {} of '{}'", path.display(), leftover.ownership.name),
+        LeftoverKind::Mount(path, _) => format!("the mount {} of '{}'", path.display(), leftover.ownership.name),
     }
 }
 

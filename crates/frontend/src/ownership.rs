@@ -4,6 +4,9 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
+use spillway_sys::fuse::FILESYSTEM_TYPE;
+use spillway_sys::proc_text::mounts::Mount;
+use spillway_sys::proc_text::unescaped;
 use spillway_sys::process::ProcessIdentity;
 
 use crate::front_end::FrontEndError;
@@ -35,6 +38,15 @@ impl Ownership {
         }
         let process = ProcessIdentity::current().map_err(FrontEndError::system("cannot tell this process's start"))?;
         Ok(Self { process, name: name.to_owned() })
+    }
+
+    /// The maker of a mount; `None` for a mount that is none of ours, or not this user's. Users of `fusermount` choose
+    /// source and type. The user is what the kernel keeps of the process that mounted.
+    pub(crate) fn of_mount(mount: &Mount<'_>) -> Option<Self> {
+        let is_own = mount.number_of_option("user_id") == Some(rustix::process::geteuid().as_raw().into());
+        let is_ours = unescaped(mount.kind).eq(FILESYSTEM_TYPE.bytes()) && is_own;
+        let source = is_ours.then(|| String::from_utf8(unescaped(mount.source).collect()).ok())?;
+        source?.parse().ok()
     }
 
     /// Whether its process is gone.
@@ -79,6 +91,20 @@ mod tests {
         ownership.process = ProcessIdentity { pid: 1 << 22, start_ticks: 10 << 32 };
         assert!(ownership.to_string().len() <= 63, "{ownership}");
         assert!(ownership.is_abandoned().unwrap());
+    }
+
+    #[test]
+    fn a_mount_is_its_users_whatever_its_source_says() {
+        let of = |user: u32, kind: &str, source: &str| {
+            let line = format!("36 35 0:52 / /x rw - {kind} {source} rw,user_id={user},group_id=0");
+            Ownership::of_mount(&Mount::parse(line.as_bytes()).unwrap())
+        };
+        let user = rustix::process::geteuid().as_raw();
+        assert_eq!(of(user, FILESYSTEM_TYPE, "spillway:1.2:x").unwrap().name, "x");
+        assert_eq!(of(user + 1, FILESYSTEM_TYPE, "spillway:1.2:x"), None, "another user's");
+        assert_eq!(of(user, "fuse.sshfs", "spillway:1.2:x"), None);
+        assert_eq!(of(user, FILESYSTEM_TYPE, "spillway:1.2:x\\040rw,user_id=0"), None);
+        assert_eq!(of(user + 1, FILESYSTEM_TYPE, "spillway:1.2:x,user_id=0"), None);
     }
 
     #[test]

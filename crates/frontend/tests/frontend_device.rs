@@ -8,15 +8,19 @@ mod support;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountFlags, UnmountFlags};
 use spillway_frontend::front_end::FrontEndError;
 use spillway_frontend::fuse::leftovers;
 use spillway_sys::child;
+use spillway_sys::loop_device::{self, Detached};
+use spillway_sys::proc_text::mounts;
 use spillway_sys::skipping::skip;
 use spillway_sys::swap::{self, SwapDiscard};
 use spillway_testing::block_devices::{Aligned, can_run, open_direct, swap_lock};
@@ -305,6 +309,107 @@ fn kill_a_server(way: Way) {
     assert!(!is_bound_to(&device, &directory));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();
+}
+
+/// A mount of a filesystem that no process serves, as `fusermount` makes one for `user`, who chooses source and type.
+struct Unserved {
+    place: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Unserved {
+    fn new(source: &str, user: u32) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = Self { place: directory.path().join("place"), _directory: directory };
+        std::fs::create_dir(&mounted.place).unwrap();
+        mounted.mount(source, user);
+        mounted
+    }
+
+    fn mount(&self, source: &str, user: u32) {
+        let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!("fd={},rootmode=40000,user_id={user},group_id={user}", device.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        let kind = spillway_sys::fuse::FILESYSTEM_TYPE;
+        rustix::mount::mount(source, &self.place, kind, MountFlags::NODEV, options.as_c_str()).unwrap();
+    }
+
+    /// The number of what is mounted there, by the list of mounts.
+    fn id(&self) -> Option<u64> {
+        let list = std::fs::read("/proc/self/mountinfo").unwrap();
+        let place = self.place.as_os_str().as_encoded_bytes();
+        mounts::all(&list).filter(|mount| mount.point == place).last().map(|mount| mount.id)
+    }
+
+    fn unmount(&self) {
+        rustix::mount::unmount(&self.place, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        while self.id().is_some() {
+            self.unmount();
+        }
+    }
+}
+
+#[test]
+fn a_mount_of_another_user_with_our_name_and_type_is_left_alone() {
+    if !can_run() {
+        return;
+    }
+    let name = format!("others-{}", std::process::id());
+    let source = format!("spillway:4194304.1:{name}");
+    let others = Unserved::new(&source, 65534);
+    let id = others.id().unwrap();
+    // So is a loop device over a file that is none of a filesystem of ours.
+    let file = tempfile::tempfile_in("/var/tmp").unwrap();
+    file.set_len(MIB).unwrap();
+    let device = loop_device::attach(file.as_fd(), &source, 4096).unwrap();
+    let listed = leftovers::list().unwrap();
+    assert!(!listed.iter().any(|leftover| is_mine(leftover, &name)), "{listed:?}");
+    let mended = leftovers::mend().unwrap();
+    assert!(!mended.iter().any(|mended| is_mine(&mended.leftover, &name)), "{mended:?}");
+    assert_eq!(others.id(), Some(id));
+    let binding = loop_device::status(&device).unwrap().expect("it is bound").binding;
+    assert_eq!(binding.name, source);
+    assert_eq!(loop_device::detach(&device, &binding).unwrap(), Detached::Done);
+}
+
+/// A mount goes between the look and the removal, and another one comes where it was: of another user, of this one
+/// without our name, or on top of it.
+#[test]
+fn what_came_in_the_place_of_a_mount_is_left_alone() {
+    if !can_run() {
+        return;
+    }
+    let name = format!("replaced-{}", std::process::id());
+    let source = format!("spillway:4194304.1:{name}");
+    for (other_source, user, is_on_top) in
+        [(source.as_str(), 65534, false), ("sshfs", 0, false), ("sshfs", 0, true), (source.as_str(), 65534, true)]
+    {
+        let mounted = Unserved::new(&source, 0);
+        let listed = leftovers::list().unwrap();
+        let leftover = listed.into_iter().find(|leftover| is_mine(leftover, &name)).expect("it is ours");
+        if !is_on_top {
+            mounted.unmount();
+        }
+        mounted.mount(other_source, user);
+        let id = mounted.id();
+        let error = leftovers::remove(&leftover).unwrap_err().to_string();
+        assert!(error.contains("left alone") || error.contains("denied"), "{error}");
+        assert_eq!(mounted.id(), id, "{other_source} of {user}");
+    }
+    let mounted = Unserved::new(&source, 0);
+    std::fs::set_permissions(mounted.place.parent().unwrap(), PermissionsExt::from_mode(0o777)).unwrap();
+    let listed = leftovers::list().unwrap();
+    let leftover = listed.into_iter().find(|leftover| is_mine(leftover, &name)).expect("it is ours");
+    let error = leftovers::remove(&leftover).unwrap_err().to_string();
+    assert!(error.contains("other users can change"), "{error}");
+    std::fs::set_permissions(mounted.place.parent().unwrap(), PermissionsExt::from_mode(0o700)).unwrap();
+    leftovers::remove(&leftover).unwrap();
+    assert!(mounted.id().is_none() && !mounted.place.exists());
 }
 
 /// A memory cgroup (version 1) that is removed at the end.

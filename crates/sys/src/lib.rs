@@ -9,6 +9,7 @@
 //! - [`io_ring`]: asynchronous I/O on a file.
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
+//! - [`mount_point`]: mounts by their numbers.
 //! - [`loop_device`]: a file as a block device.
 //! - [`ublk`]: block devices in user space.
 //! - [`verbs`]: RDMA devices.
@@ -56,6 +57,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod memory_group;
 pub mod memory_hierarchy;
+pub mod mount_point;
 pub mod moves_under_way;
 pub mod nbd;
 pub mod page_faults;

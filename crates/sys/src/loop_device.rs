@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode};
 
+use crate::proc_text::maps::FileId;
+
 /// `linux/major.h`.
 const LOOP_MAJOR: u32 = 7;
 /// ioctl numbers and flags of `linux/loop.h`.
@@ -63,11 +65,20 @@ pub enum LoopError {
     },
 }
 
+/// What a loop device is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The name that [`attach`] gave it, which any process that may bind devices can give.
+    pub name: String,
+    /// The file, by what the kernel says.
+    pub file: FileId,
+}
+
 /// What a bound loop device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopStatus {
-    /// The name it was given.
-    pub name: String,
+    /// What it is bound to.
+    pub binding: Binding,
     /// Whether it passes its file's page cache.
     pub direct_io: bool,
 }
@@ -127,14 +138,22 @@ impl LoopInfo64 {
         init: [0; 2],
     };
 
-    fn has_name(&self, name: &str) -> bool {
-        let end = self.file_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        self.file_name[..end] == name.as_bytes()[..name.len().min(NAME_BYTES - 1)]
+    fn is(&self, binding: &Binding) -> bool {
+        let Binding { name, file } = binding;
+        self.name_bytes() == &name.as_bytes()[..name.len().min(NAME_BYTES - 1)] && self.file() == *file
     }
 
-    fn name(&self) -> String {
+    fn name_bytes(&self) -> &[u8] {
         let end = self.file_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        String::from_utf8_lossy(&self.file_name[..end]).into_owned()
+        &self.file_name[..end]
+    }
+
+    fn file(&self) -> FileId {
+        FileId { device: (rustix::fs::major(self.device), rustix::fs::minor(self.device)), inode: self.inode }
+    }
+
+    fn binding(&self) -> Binding {
+        Binding { name: String::from_utf8_lossy(self.name_bytes()).into_owned(), file: self.file() }
     }
 }
 
@@ -186,7 +205,7 @@ fn configure(path: &Path, config: &LoopConfig) -> io::Result<()> {
 /// What the device at `path` says of itself; `None` when nothing is bound to it.
 pub fn status(path: &Path) -> io::Result<Option<LoopStatus>> {
     Ok(information(&open(path, 0)?)?
-        .map(|info| LoopStatus { name: info.name(), direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0 }))
+        .map(|info| LoopStatus { binding: info.binding(), direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0 }))
 }
 
 /// Whether the device at `path` is claimed: it is mounted, or swap, or part of another device.
@@ -198,29 +217,29 @@ pub fn is_claimed(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// The device at `path` if it has `name` as [`attach`] gave it. While it is open here it is bound to no other file: the
+/// The device at `path` if it is bound to `binding`. While it is open here it is bound to no other file: the
 /// kernel frees a device at its last close.
-pub fn hold(path: &Path, name: &str) -> io::Result<Option<File>> {
-    named(open(path, 0)?, name)
+pub fn hold(path: &Path, binding: &Binding) -> io::Result<Option<File>> {
+    bound(open(path, 0)?, binding)
 }
 
-/// `device` if it has `name`. The number of a device that was freed is soon another's.
-fn named(device: File, name: &str) -> io::Result<Option<File>> {
-    Ok(information(&device)?.filter(|info| info.has_name(name)).map(|_| device))
+/// `device` if it is bound to `binding`. The number of a device that was freed is soon another's.
+fn bound(device: File, binding: &Binding) -> io::Result<Option<File>> {
+    Ok(information(&device)?.filter(|info| info.is(binding)).map(|_| device))
 }
 
-/// Frees the device at `path` if it has `name`, unless another process has it open. Dirty pages of the device's own
+/// Frees the device at `path` if it is bound to `binding`, unless another process has it open. Dirty pages of the device's own
 /// cache are written first, so its server must be running, or be dead for good (then the writes fail).
-pub fn detach(path: &Path, name: &str) -> io::Result<Detached> {
+pub fn detach(path: &Path, binding: &Binding) -> io::Result<Detached> {
     let device = match open(path, libc::O_EXCL) {
         Ok(device) => device,
         // Perhaps another device's by now.
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-            return Ok(if hold(path, name)?.is_some() { Detached::Busy } else { Detached::Done });
+            return Ok(if hold(path, binding)?.is_some() { Detached::Busy } else { Detached::Done });
         }
         Err(error) => return Err(error),
     };
-    let Some(device) = named(device, name)? else { return Ok(Detached::Done) };
+    let Some(device) = bound(device, binding)? else { return Ok(Detached::Done) };
     match clear(&device) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(Detached::Done),
@@ -238,9 +257,9 @@ pub fn detach(path: &Path, name: &str) -> io::Result<Detached> {
     }
 }
 
-/// Lets the kernel free the device at `path`, if it has `name`, as soon as its last user closes it.
-pub fn detach_when_unused(path: &Path, name: &str) -> io::Result<()> {
-    hold(path, name)?.map_or(Ok(()), |device| clear(&device))
+/// Lets the kernel free the device at `path`, if it is bound to `binding`, as soon as its last user closes it.
+pub fn detach_when_unused(path: &Path, binding: &Binding) -> io::Result<()> {
+    hold(path, binding)?.map_or(Ok(()), |device| clear(&device))
 }
 
 fn clear(device: &File) -> io::Result<()> {
@@ -280,17 +299,22 @@ mod tests {
         }
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(1 << 20).unwrap();
-        let (mine, others) = ("spillway-test-mine", "spillway-test-others");
-        let path = attach(file.as_fd(), others, 4096).unwrap();
-        assert_eq!(detach(&path, mine).unwrap(), Detached::Done);
-        detach_when_unused(&path, mine).unwrap();
-        assert!(hold(&path, mine).unwrap().is_none());
-        assert_eq!(status(&path).unwrap().unwrap().name, others);
-        let held = hold(&path, others).unwrap().unwrap();
-        assert_eq!(detach(&path, others).unwrap(), Detached::Busy, "it is held");
+        let bound_to = FileId::of(&rustix::fs::fstat(&file).unwrap());
+        let others = Binding { name: "spillway-test-others".to_owned(), file: bound_to };
+        let named = Binding { name: "spillway-test-mine".to_owned(), ..others.clone() };
+        let path = attach(file.as_fd(), &others.name, 4096).unwrap();
+        let same_name = Binding { file: FileId { inode: bound_to.inode + 1, ..bound_to }, ..others.clone() };
+        for mine in [named, same_name] {
+            assert_eq!(detach(&path, &mine).unwrap(), Detached::Done);
+            detach_when_unused(&path, &mine).unwrap();
+            assert!(hold(&path, &mine).unwrap().is_none());
+            assert_eq!(status(&path).unwrap().unwrap().binding, others);
+        }
+        let held = hold(&path, &others).unwrap().unwrap();
+        assert_eq!(detach(&path, &others).unwrap(), Detached::Busy, "it is held");
         drop(held);
-        assert_eq!(detach(&path, others).unwrap(), Detached::Done);
-        assert_ne!(status(&path).unwrap().map(|status| status.name).as_deref(), Some(others));
+        assert_eq!(detach(&path, &others).unwrap(), Detached::Done);
+        assert_ne!(status(&path).unwrap().map(|status| status.binding), Some(others));
     }
 
     #[test]
@@ -298,6 +322,7 @@ mod tests {
         let long = "x".repeat(100);
         let mut info = LoopInfo64::EMPTY;
         info.file_name[..NAME_BYTES - 1].copy_from_slice(&long.as_bytes()[..NAME_BYTES - 1]);
-        assert!(info.has_name(&long) && !info.has_name("x") && !info.has_name(""));
+        let is = |name: &str| info.is(&Binding { name: name.to_owned(), file: info.file() });
+        assert!(is(&long) && !is("x") && !is(""));
     }
 }

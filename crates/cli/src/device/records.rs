@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::mount_point::GuardedPlace;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::plan::PrefetchPlan;
@@ -150,8 +151,8 @@ impl DeviceRecord {
 
 pub(crate) fn remove_backing(record: &DeviceRecord) {
     if let Some(path) = &record.temporary_backing {
-        // It may never have been made.
-        let _ = fs::remove_file(path);
+        // It may never have been made. Where others could have put a file of theirs, nothing is removed.
+        let _ = GuardedPlace::of(path).and_then(|place| place.remove());
     }
 }
 

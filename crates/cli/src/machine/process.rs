@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Child;
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::waiting::wait_until;
@@ -61,9 +61,11 @@ impl ProcessIdentity {
     /// Sends a signal if it is still the same process.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        if let (true, Some(pid)) = (self.is_alive(), pid) {
+        let held = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // Held before the look, so that the signal goes to the process that was looked at.
+        if let Some(held) = held.filter(|_| self.is_alive()) {
             // It may have ended meanwhile, which is as good.
-            let _ = rustix::process::kill_process(pid, signal);
+            let _ = pidfd_send_signal(held, signal);
         }
     }
 

@@ -20,8 +20,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_block::channel::{BlockChannel, Received};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::fuse::{FuseDevice, Unmount, unmount};
-use spillway_sys::loop_device::{self, Detached, LoopError};
+use spillway_sys::fuse::{FuseDevice, Unmount};
+use spillway_sys::loop_device::{self, Binding, Detached, LoopError};
+use spillway_sys::mount_point::{GuardedPlace, MountPoint};
+use spillway_sys::proc_text::maps::FileId;
+use spillway_sys::proc_text::mounts::Mount;
 
 use crate::block_queue;
 use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
@@ -39,7 +42,7 @@ use crate::ownership::Ownership;
 pub struct LoopFuse {
     ownership: Ownership,
     mount: Option<PathBuf>,
-    device: Option<PathBuf>,
+    device: Option<(PathBuf, Binding)>,
 }
 
 impl LoopFuse {
@@ -90,8 +93,11 @@ impl LoopFuse {
         let directory = make_directory(config, &ownership)?;
         // From here on dropping `mounted` cleans up.
         let mut mounted = Self { ownership, mount: None, device: None };
-        if let Err(error) = first.device().mount(&mounted.ownership.to_string(), &directory) {
-            let _ = fs::remove_dir(&directory);
+        let made = GuardedPlace::of(&directory)
+            .map_err(FrontEndError::system(format!("cannot mount on {}", directory.display())))?;
+        let mount = || first.device().mount(&mounted.ownership.to_string(), made.open()?.as_fd());
+        if let Err(error) = mount() {
+            let _ = made.remove();
             return Err(FrontEndError::Missing(format!("cannot mount a FUSE filesystem ({error}); run as root")));
         }
         mounted.mount = Some(directory);
@@ -101,21 +107,21 @@ impl LoopFuse {
 
     /// The loop device, once attached.
     pub fn path(&self) -> Option<&Path> {
-        self.device.as_deref()
+        self.device.as_ref().map(|(path, _)| path.as_path())
     }
 
     /// Whether the device is claimed: mounted, used as swap, or part of another device. Programs that merely have it
     /// open do not count here, but they do in [`FrontEnd::detach`].
     pub fn is_open(&self) -> Result<bool, FrontEndError> {
-        let Some(device) = &self.device else { return Ok(false) };
+        let Some(device) = self.path() else { return Ok(false) };
         loop_device::is_claimed(device).map_err(FrontEndError::system(format!("cannot open {}", device.display())))
     }
 
     fn detach_loop(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
-        let Some(device) = self.device.clone() else { return Ok(()) };
-        let (started, name) = (Instant::now(), self.ownership.to_string());
+        let Some((device, binding)) = self.device.clone() else { return Ok(()) };
+        let started = Instant::now();
         loop {
-            match loop_device::detach(&device, &name) {
+            match loop_device::detach(&device, &binding) {
                 Ok(Detached::Done) => break,
                 Ok(Detached::Busy) if started.elapsed() >= deadline => {
                     return Err(FrontEndError::Busy(format!(
@@ -133,7 +139,8 @@ impl LoopFuse {
 
     fn unmount(&mut self, how: Unmount) -> Result<(), FrontEndError> {
         let Some(directory) = self.mount.take() else { return Ok(()) };
-        let result = unmount(&directory, how).and_then(|()| fs::remove_dir(&directory));
+        let is_ours = |mount: &Mount<'_>| Ownership::of_mount(mount).as_ref() == Some(&self.ownership);
+        let result = MountPoint::open(&directory).and_then(|mounted| mounted.unmount(how, is_ours));
         result.map_err(FrontEndError::system(format!("cannot unmount {}", directory.display())))
     }
 
@@ -148,8 +155,10 @@ impl FrontEnd for LoopFuse {
         let path = self.mount_directory()?.join(FILE_NAME);
         let context = || FrontEndError::system(format!("cannot open {}", path.display()));
         let backing = File::options().read(true).write(true).open(&path).map_err(context())?;
-        let device = loop_device::attach(backing.as_fd(), &self.ownership.to_string(), PAGE_SIZE_BYTES as u32)?;
-        self.device = Some(device.clone());
+        let status = rustix::fs::fstat(&backing).map_err(|errno| context()(errno.into()))?;
+        let binding = Binding { name: self.ownership.to_string(), file: FileId::of(&status) };
+        let device = loop_device::attach(backing.as_fd(), &binding.name, PAGE_SIZE_BYTES as u32)?;
+        self.device = Some((device.clone(), binding));
         if let Err(error) = set_up(&device) {
             let _ = self.detach_loop(DROP_DEADLINE);
             return Err(error);
@@ -170,8 +179,8 @@ impl Drop for LoopFuse {
             Err(error) => {
                 // Its users keep it for as long as the I/O threads serve.
                 tracing::error!(name = self.ownership.name, %error, "the device is left to its users");
-                if let Some(device) = &self.device {
-                    let _ = loop_device::detach_when_unused(device, &self.ownership.to_string());
+                if let Some((device, binding)) = &self.device {
+                    let _ = loop_device::detach_when_unused(device, binding);
                 }
                 Unmount::Detach
             }

@@ -3,17 +3,29 @@
 //! The kernel aborts the FUSE connection of a process that died, so everything on such a device already fails with
 //! I/O errors. What stays is the loop device, the mount and its directory. Only what carries our [`Ownership`] and
 //! whose process is gone is ever touched.
+//!
+//! Any user can give a mount our name and type, and mount it where another one was. So a mount counts that this user
+//! made, by what the kernel says, and is unmounted by its number ([`MountPoint`]); a loop device is what it is bound to.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use spillway_sys::fuse::{FILESYSTEM_TYPE, Unmount, unmount};
-use spillway_sys::loop_device::{self, Detached};
-use spillway_sys::swap::unescape;
+use spillway_sys::fuse::Unmount;
+use spillway_sys::loop_device::{self, Binding, Detached};
+use spillway_sys::mount_point::MountPoint;
+use spillway_sys::proc_text::maps::FileId;
+use spillway_sys::proc_text::mounts::{self, Mount};
+use spillway_sys::proc_text::unescaped;
 
 use crate::front_end::FrontEndError;
+use crate::fuse::protocol::FILE_NODE;
 use crate::ownership::Ownership;
+
+/// The list of mounts that this process sees.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// One thing left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +40,9 @@ pub struct Leftover {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeftoverKind {
     /// A bound loop device.
-    LoopDevice(PathBuf),
-    /// A mounted filesystem.
-    Mount(PathBuf),
+    LoopDevice(PathBuf, Binding),
+    /// A mounted filesystem, and its number.
+    Mount(PathBuf, u64),
 }
 
 /// What was done about one [`Leftover`].
@@ -58,28 +70,33 @@ pub fn mend() -> Result<Vec<Mended>, FrontEndError> {
 /// Removes one thing that [`list`] named, as [`mend`] does.
 pub fn remove(leftover: &Leftover) -> Result<(), FrontEndError> {
     match &leftover.kind {
-        LeftoverKind::LoopDevice(path) => remove_loop_device(path, &leftover.ownership.to_string()),
-        LeftoverKind::Mount(path) => {
-            let result = unmount(path, Unmount::Abort).and_then(|()| fs::remove_dir(path));
+        LeftoverKind::LoopDevice(path, binding) => remove_loop_device(path, binding),
+        LeftoverKind::Mount(path, id) => {
+            let is_it = |mount: &Mount<'_>| mount.id == *id && is_of(mount, &leftover.ownership);
+            let result = MountPoint::open(path).and_then(|mount| mount.unmount(Unmount::Abort, is_it));
             result.map_err(FrontEndError::system(format!("cannot unmount {}", path.display())))
         }
     }
 }
 
+fn is_of(mount: &Mount<'_>, ownership: &Ownership) -> bool {
+    Ownership::of_mount(mount).as_ref() == Some(ownership)
+}
+
 /// A loop device that [`list`] named, for as long as something is done about its users: it does not become another
 /// process's meanwhile. `None` if it has gone already, and for a mount.
 pub fn hold(leftover: &Leftover) -> Result<Option<File>, FrontEndError> {
-    let LeftoverKind::LoopDevice(path) = &leftover.kind else { return Ok(None) };
-    let held = loop_device::hold(path, &leftover.ownership.to_string());
+    let LeftoverKind::LoopDevice(path, binding) = &leftover.kind else { return Ok(None) };
+    let held = loop_device::hold(path, binding);
     held.map_err(FrontEndError::system(format!("cannot open {}", path.display())))
 }
 
-fn remove_loop_device(path: &Path, name: &str) -> Result<(), FrontEndError> {
+fn remove_loop_device(path: &Path, binding: &Binding) -> Result<(), FrontEndError> {
     let context = || FrontEndError::system(format!("cannot free {}", path.display()));
-    match loop_device::detach(path, name).map_err(context())? {
+    match loop_device::detach(path, binding).map_err(context())? {
         Detached::Done => Ok(()),
         Detached::Busy => {
-            loop_device::detach_when_unused(path, name).map_err(context())?;
+            loop_device::detach_when_unused(path, binding).map_err(context())?;
             Err(FrontEndError::Busy(format!(
                 "{path} lost its server and is still in use; free it with swapoff {path} or umount {path}",
                 path = path.display()
@@ -90,6 +107,7 @@ fn remove_loop_device(path: &Path, name: &str) -> Result<(), FrontEndError> {
 
 fn loop_devices() -> io::Result<Vec<Leftover>> {
     let mut leftovers = Vec::new();
+    let list = fs::read(MOUNTS)?;
     for entry in fs::read_dir("/sys/block")? {
         let entry = entry?;
         // Only bound loop devices have this folder; others are not opened.
@@ -99,25 +117,31 @@ fn loop_devices() -> io::Result<Vec<Leftover>> {
         let path = Path::new("/dev").join(entry.file_name());
         // A device may be freed while we look.
         let Ok(Some(status)) = loop_device::status(&path) else { continue };
-        if let Some(ownership) = abandoned(&status.name)? {
-            leftovers.push(Leftover { ownership, kind: LeftoverKind::LoopDevice(path) });
+        let binding = status.binding;
+        if let Some(ownership) = abandoned(&binding.name)?
+            && is_our_file(&binding.file, &ownership, &list)
+        {
+            leftovers.push(Leftover { ownership, kind: LeftoverKind::LoopDevice(path, binding) });
         }
     }
     Ok(leftovers)
 }
 
+/// Whether a file can be the one of a filesystem of ours, by its number and by what is mounted. Our mount may be gone,
+/// so that no mount has the device; but such a device has no disk behind it.
+fn is_our_file(file: &FileId, ownership: &Ownership, mountinfo: &[u8]) -> bool {
+    let mut of_device = mounts::all(mountinfo).filter(|mount| mount.device == file.device);
+    file.inode == FILE_NODE && file.device.0 == 0 && of_device.all(|mount| is_of(&mount, ownership))
+}
+
 fn mounts() -> io::Result<Vec<Leftover>> {
     let mut leftovers = Vec::new();
-    for line in fs::read_to_string("/proc/self/mounts")?.lines() {
-        let mut fields = line.split(' ');
-        let (Some(source), Some(directory), Some(kind)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        if kind != FILESYSTEM_TYPE {
-            continue;
-        }
-        if let Some(ownership) = abandoned(source)? {
-            leftovers.push(Leftover { ownership, kind: LeftoverKind::Mount(unescape(directory)) });
+    for mount in mounts::all(&fs::read(MOUNTS)?) {
+        if let Some(ownership) = Ownership::of_mount(&mount)
+            && ownership.is_abandoned()?
+        {
+            let path = PathBuf::from(OsString::from_vec(unescaped(mount.point).collect()));
+            leftovers.push(Leftover { ownership, kind: LeftoverKind::Mount(path, mount.id) });
         }
     }
     Ok(leftovers)

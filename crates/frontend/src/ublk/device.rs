@@ -83,6 +83,7 @@ impl Ublk {
             server_pid: me.pid as i32,
             features: if config.recoverable { RECOVERY } else { Features::default() },
             tag: identity::tag_of(me),
+            owner: 0,
         };
         let granted = control.add(&wanted, UBLK_COMMAND_DEADLINE).map_err(explain("cannot add a ublk device"))?;
         // From here on dropping `added` cleans up.

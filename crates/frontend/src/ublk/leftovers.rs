@@ -86,7 +86,9 @@ fn may_live_elsewhere(tag: u64, maker_pid: u32) -> bool {
 
 /// Whether no process serves the device, by what the kernel says of it and of processes.
 fn judge(info: &DeviceInfo, alive: impl Fn(u32) -> Option<ProcessIdentity>) -> Option<AbandonedUblk> {
-    let maker_pid = identity::maker(info.tag)?;
+    // The kernel may let every user make devices (UBLK_F_UNPRIVILEGED_DEV), with a tag of the user's choice.
+    let is_own = info.owner == rustix::process::geteuid().as_raw();
+    let maker_pid = identity::maker(info.tag).filter(|_| is_own)?;
     let maker_lives = alive(maker_pid).is_some_and(|process| identity::is_maker(info.tag, process));
     // One that was recovered is served by another than its maker; while it is live, that one serves it.
     let server_lives =
@@ -116,6 +118,7 @@ mod tests {
             server_pid,
             features: Features::default(),
             tag: identity::tag_of(MAKER),
+            owner: rustix::process::geteuid().as_raw(),
         }
     }
 
@@ -151,7 +154,10 @@ mod tests {
 
     #[test]
     fn devices_of_others_are_never_ours() {
-        let info = DeviceInfo { tag: 0, ..device(DeviceState::Dead, -1) };
-        assert_eq!(judge(&info, among(&[])), None);
+        let dead = device(DeviceState::Dead, -1);
+        let owner = dead.owner + 1;
+        for info in [DeviceInfo { tag: 0, ..dead }, DeviceInfo { owner, ..dead }] {
+            assert_eq!(judge(&info, among(&[])), None);
+        }
     }
 }

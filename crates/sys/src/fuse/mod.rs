@@ -11,10 +11,9 @@ pub mod ring;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 
 use crate::mapping::Mapping;
 
@@ -52,12 +51,13 @@ impl FuseDevice {
         Ok(Self { descriptor: rustix::fs::open("/dev/fuse", flags, Mode::empty())? })
     }
 
-    /// Mounts the filesystem that this descriptor serves on `directory`, for this user only. `source` is the name it
-    /// shows in `/proc/mounts`. The kernel's first request (INIT) waits on the descriptor afterwards.
-    pub fn mount(&self, source: &str, directory: &Path) -> io::Result<()> {
+    /// Mounts the filesystem that this descriptor serves on the open `directory`, for this user only. `source` is the
+    /// name it shows in the list of mounts. The kernel's first request (INIT) waits on the descriptor afterwards.
+    pub fn mount(&self, source: &str, directory: BorrowedFd<'_>) -> io::Result<()> {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", self.descriptor.as_fd().as_raw_fd());
         let options = CString::new(options).map_err(io::Error::other)?;
         let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+        let directory = format!("/proc/self/fd/{}", directory.as_raw_fd());
         rustix::mount::mount(source, directory, FILESYSTEM_TYPE, flags, options.as_c_str())?;
         Ok(())
     }
@@ -140,15 +140,6 @@ pub enum Unmount {
     Detach,
     /// As [`Unmount::Detach`], and everything in flight fails: for a server that is dead.
     Abort,
-}
-
-/// Unmounts what is mounted on `directory`.
-pub fn unmount(directory: &Path, how: Unmount) -> io::Result<()> {
-    let flags = match how {
-        Unmount::Detach => UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
-        Unmount::Abort => UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
-    };
-    Ok(rustix::mount::unmount(directory, flags)?)
 }
 
 fn vector(base: *mut u8, length: usize) -> libc::iovec {

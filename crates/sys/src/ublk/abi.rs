@@ -120,6 +120,8 @@ pub struct DeviceInfo {
     pub features: Features,
     /// For the server's own use; the kernel keeps it and gives it back.
     pub tag: u64,
+    /// The user that made it, as the kernel notes since Linux 6.5; 0 before, when only root could.
+    pub owner: u32,
 }
 
 impl DeviceInfo {
@@ -152,6 +154,7 @@ impl DeviceInfo {
             server_pid: i32::from_ne_bytes(take(bytes, 16)),
             features: Features(u64::from_ne_bytes(take(bytes, 24))),
             tag: u64::from_ne_bytes(take(bytes, 32)),
+            owner: u32::from_ne_bytes(take(bytes, 40)),
         }
     }
 }
@@ -301,9 +304,12 @@ mod tests {
             server_pid: -1,
             features: Features::USER_RECOVERY.and(Features::USER_RECOVERY_REISSUE),
             tag: 0x0123_4567_89ab_cdef,
+            owner: 0,
         };
         let mut bytes = info.encode();
         assert_eq!(DeviceInfo::decode(&bytes), info);
+        bytes[40] = 7;
+        assert_eq!(DeviceInfo::decode(&bytes), DeviceInfo { owner: 7, ..info });
         assert_eq!(bytes[24], 0b11000);
         for (number, state) in
             [(1, DeviceState::Live), (2, DeviceState::Quiesced), (3, DeviceState::Other(3)), (0, DeviceState::Dead)]
