@@ -65,7 +65,7 @@ struct Stat {
 impl Stat {
     fn of(stat: &ProcessStat) -> Option<Self> {
         Some(Self {
-            name: stat.name()?.to_owned(),
+            name: stat.name().into_owned(),
             parent: stat.parent()?,
             own_ticks: stat.cpu_ticks()?,
             reaped_ticks: stat.reaped_ticks()?,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 
 use rustix::process::Pid;
-use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::process_stat::ProcessStat;
 
 /// The unit of `st_blocks` (stat(2)).

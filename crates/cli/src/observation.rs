@@ -6,12 +6,15 @@
 //! Invariants: a report that cannot be read is a warning, never a row of zeroes; the figures are those of
 //! `spillway status --json`, so there is one truth.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 use spillway_donor::DonorStatus;
 use spillway_pager::pager::PagerStatus;
+use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
 use crate::device::records::DeviceReport;
@@ -202,13 +205,13 @@ impl Thing {
 /// The program of the run whose process this is: a run's report does not have it.
 fn program_of_run(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    program_in(&String::from_utf8_lossy(&line))
+    program_in(&line)
 }
 
 /// The file name of the first word after `--` on a command line whose words end with zeroes.
-fn program_in(line: &str) -> Option<String> {
-    let mut words = line.split('\0').skip_while(|word| *word != "--");
-    let file = Path::new(words.nth(1)?).file_name()?.to_string_lossy().into_owned();
+fn program_in(line: &[u8]) -> Option<String> {
+    let mut words = strings::all(line).skip_while(|word| *word != b"--");
+    let file = Path::new(OsStr::from_bytes(words.nth(1)?)).file_name()?.to_string_lossy().into_owned();
     // What a terminal would obey, it shall not see.
     Some(file.replace(char::is_control, "?"))
 }
@@ -269,9 +272,9 @@ mod tests {
 
     #[test]
     fn a_run_is_named_by_its_program() {
-        assert_eq!(program_in("spillway\0run\0--local\x001G\0--\0/usr/bin/sort\0-n\0"), Some("sort".to_owned()));
-        assert_eq!(program_in("spillway\0run\0--\0a\x1b[2Jb\0"), Some("a?[2Jb".to_owned()));
-        assert_eq!((program_in("spillway\0status\0"), program_in("spillway\0run\0--\0")), (None, None));
+        assert_eq!(program_in(b"spillway\0run\0--local\x001G\0--\0/usr/bin/sort\0-n\0"), Some("sort".to_owned()));
+        assert_eq!(program_in(b"spillway\0run\0--\0a\x1b[2Jb\0"), Some("a?[2Jb".to_owned()));
+        assert_eq!((program_in(b"spillway\0status\0"), program_in(b"spillway\0run\0--\0")), (None, None));
         let run = Thing { program: Some("sort".to_owned()), ..examples::run("7", 0) };
         assert_eq!((run.title(), examples::run("7", 0).title()), ("sort 7".to_owned(), "7".to_owned()));
     }

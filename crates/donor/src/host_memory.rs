@@ -5,6 +5,7 @@ use std::io;
 
 use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
+use spillway_sys::proc_text::words::some_pressure;
 
 /// One look at the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,8 +53,7 @@ fn tightest(machine_bytes: u64, group_bytes: Option<u64>) -> (u64, Bound) {
 }
 
 fn parse_pressure(text: &str) -> Option<f64> {
-    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    some.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
+    str::from_utf8(some_pressure(text, "avg10")?).ok()?.parse().ok()
 }
 
 #[cfg(test)]

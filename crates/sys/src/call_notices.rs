@@ -14,6 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::proc_text::fields;
 use crate::process_stat::ProcessStat;
 use crate::whereabouts::Whereabouts;
 
@@ -397,8 +398,8 @@ fn uptime_ticks() -> u64 {
 }
 
 fn process_of(thread: u32) -> io::Result<u32> {
-    let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|text| text.trim().parse().ok());
+    let status = fs::read(format!("/proc/{thread}/status"))?;
+    let process = fields::number_of(&status, "Tgid").and_then(|number| u32::try_from(number).ok());
     process.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 

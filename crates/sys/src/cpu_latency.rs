@@ -8,6 +8,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use crate::proc_text::{fields, words};
+
 /// Where requests are made (character device, for root alone by default).
 pub const DEVICE: &str = "/dev/cpu_dma_latency";
 
@@ -86,8 +88,8 @@ impl IdleCpus {
     /// From the text of `cpuidle/current_driver` and of `/proc/cpuinfo`.
     pub fn parse(driver: &str, processors: &str) -> Self {
         let driver = Some(driver.trim()).filter(|driver| !driver.is_empty() && *driver != "none").map(str::to_owned);
-        let flags = processors.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-        let are_virtual = flags.split_ascii_whitespace().any(|flag| flag == "hypervisor");
+        let flags = fields::value_of(processors, "flags").unwrap_or_default();
+        let are_virtual = words::all(flags).any(|flag| flag == b"hypervisor");
         let count = processors.lines().filter(|line| line.starts_with("processor")).count().max(1);
         Self { driver, are_virtual, count }
     }

@@ -1,7 +1,9 @@
-//! How much memory the machine has: `/proc/meminfo` (proc(5)); and the form in which such lists are written.
+//! How much memory the machine has: `/proc/meminfo` (proc(5)).
 
 use std::fs;
 use std::io;
+
+use crate::proc_text::fields::bytes_of;
 
 /// The lines that decisions are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +27,6 @@ impl MachineMemory {
     }
 }
 
-/// Bytes of the line `name: NUMBER kB` of a list of the kernel's (`meminfo`, `status`, `smaps_rollup`).
-pub fn bytes_of(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    value.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,15 +38,6 @@ mod tests {
         assert_eq!(memory, MachineMemory { total_bytes: 1_024_000, available_bytes: 921_600 });
         assert_eq!(MachineMemory::parse("MemTotal: 5 kB\n"), None);
         assert_eq!(MachineMemory::parse("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
-    }
-
-    #[test]
-    fn lines_of_other_lists_are_found_by_their_whole_name() {
-        let text = "Rss:  8 kB\nPss:\t4 kB\nPss_Anon:   2 kB\nThreads:\t3\n";
-        assert_eq!(bytes_of(text, "Pss_Anon"), Some(2048));
-        assert_eq!(bytes_of(text, "Pss"), Some(4096));
-        assert_eq!((bytes_of(text, "Anon"), bytes_of(text, "Ps"), bytes_of(text, "Threads")), (None, None, None));
-        assert_eq!(bytes_of("Huge: 99999999999999999 kB\n", "Huge"), None, "more than can be counted");
     }
 
     #[test]

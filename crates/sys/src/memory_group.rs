@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::memory_hierarchy::{Hierarchy, Version};
+use crate::proc_text::fields::counter_of;
 
 /// Version 1 says "no limit" by the largest multiple of a page in 63 bits; no machine has half of it.
 const UNLIMITED_BYTES_MIN: u64 = 1 << 62;
@@ -46,18 +47,13 @@ fn available_in(group: &Path, version: Version) -> Option<u64> {
     }
     let used_bytes = number(&group.join(used)).unwrap_or(0);
     let statistics = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let cached_bytes = field(&statistics, cached).unwrap_or(0);
+    let cached_bytes = counter_of(&statistics, cached).unwrap_or(0);
     Some(limit_bytes.saturating_sub(used_bytes.saturating_sub(cached_bytes)))
 }
 
 /// The number in a file; none if there is no file, or it says `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// The number in the line `name number`.
-fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -138,7 +134,7 @@ mod tests {
 
     #[test]
     fn fields_are_told_apart_by_their_whole_name() {
-        assert_eq!(field("total_inactive_filez 1\ntotal_inactive_file 7\n", "total_inactive_file"), Some(7));
-        assert_eq!(field("inactive_file many\n", "inactive_file"), None);
+        assert_eq!(counter_of("total_inactive_filez 1\ntotal_inactive_file 7\n", "total_inactive_file"), Some(7));
+        assert_eq!(counter_of("inactive_file many\n", "inactive_file"), None);
     }
 }

@@ -1,8 +1,17 @@
 //! Which version of memory cgroups the kernel has, and where they are mounted.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::proc_text::cgroups::{self, Membership};
+use crate::proc_text::mounts::{self, Mount};
+use crate::proc_text::{unescaped, words};
+
+/// The list of mounts that this process sees.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The two interfaces of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,105 +34,100 @@ pub struct Hierarchy {
 impl Hierarchy {
     /// The one of this machine; `None` if none is mounted.
     pub fn detect() -> Option<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-        let has_memory = |root: &str| {
-            let controllers = fs::read_to_string(format!("{root}/cgroup.controllers")).unwrap_or_default();
-            controllers.split_ascii_whitespace().any(|controller| controller == "memory")
+        let has_memory = |root: &Path| {
+            let controllers = fs::read(root.join("cgroup.controllers")).unwrap_or_default();
+            words::all(&controllers).any(|controller| controller == b"memory")
         };
-        Self::find(&mounts, &has_memory)
+        Self::find(&fs::read(MOUNTS).ok()?, &has_memory)
     }
 
-    /// In the text of `/proc/self/mounts`: device, place, type, options.
-    fn find(mounts: &str, v2_has_memory: &dyn Fn(&str) -> bool) -> Option<Self> {
-        mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let (root, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
-            let version = match kind {
-                "cgroup2" if v2_has_memory(root) => Version::V2,
-                "cgroup" if options.split(',').any(|option| option == "memory") => Version::V1,
+    fn find(mountinfo: &[u8], v2_has_memory: &dyn Fn(&Path) -> bool) -> Option<Self> {
+        mounts::all(mountinfo).find_map(|mount| {
+            let root = point_of(&mount);
+            let version = match mount.kind {
+                b"cgroup2" if v2_has_memory(&root) => Version::V2,
+                b"cgroup" if mount.has_option("memory") => Version::V1,
                 _ => return None,
             };
-            Some(Self { version, root: root.into() })
+            Some(Self { version, root })
         })
     }
 
     /// Where the hierarchy of version 2 is mounted beside this one; `None` where this one is it, or none is.
     pub fn version_two_beside(&self) -> Option<PathBuf> {
-        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-        (self.version == Version::V1).then(|| version_two(&mounts)).flatten()
+        (self.version == Version::V1).then(|| version_two(&fs::read(MOUNTS).ok()?)).flatten()
     }
 
     /// The group that this process is in.
     pub fn own_group(&self) -> io::Result<PathBuf> {
-        Ok(self.group_in(&fs::read_to_string("/proc/self/cgroup")?))
+        Ok(self.group_in(&fs::read("/proc/self/cgroup")?))
     }
 
     /// The group that `process` is in.
     pub fn group_of(&self, process: u32) -> io::Result<PathBuf> {
-        Ok(self.group_in(&fs::read_to_string(format!("/proc/{process}/cgroup"))?))
+        Ok(self.group_in(&fs::read(format!("/proc/{process}/cgroup"))?))
     }
 
-    fn group_in(&self, text: &str) -> PathBuf {
+    fn group_in(&self, text: &[u8]) -> PathBuf {
         let path = self.path_in(text).unwrap_or_default();
-        let group = self.root.join(path.trim_start_matches('/'));
+        let from = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
+        let group = self.root.join(OsStr::from_bytes(&path[from..]));
         // In a container the path may be the host's and the mount the container's.
         if group.is_dir() { group } else { self.root.clone() }
     }
 
-    /// In the text of a file `cgroup` of `/proc`: number, controllers, path.
-    fn path_in<'a>(&self, text: &'a str) -> Option<&'a str> {
-        text.lines().find_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            let own = match self.version {
-                Version::V1 => controllers.split(',').any(|controller| controller == "memory"),
-                Version::V2 => number == "0" && controllers.is_empty(),
-            };
-            own.then_some(path)
-        })
+    /// In the text of a file `cgroup` of `/proc`.
+    fn path_in<'a>(&self, text: &'a [u8]) -> Option<&'a [u8]> {
+        let is_own = |group: &Membership<'_>| match self.version {
+            Version::V1 => group.has_controller("memory"),
+            Version::V2 => group.is_version_two(),
+        };
+        cgroups::all(text).find(is_own).map(|group| group.path)
     }
 }
 
-/// The first place of a hierarchy of version 2 in the text of `/proc/self/mounts`.
-fn version_two(mounts: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (root, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| root.into())
-    })
+/// The first place of a hierarchy of version 2.
+fn version_two(mountinfo: &[u8]) -> Option<PathBuf> {
+    mounts::all(mountinfo).find(|mount| mount.kind == b"cgroup2").map(|mount| point_of(&mount))
+}
+
+fn point_of(mount: &Mount<'_>) -> PathBuf {
+    OsString::from_vec(unescaped(mount.point).collect()).into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const HYBRID: &str = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
-        cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
-        cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n\
-        cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n";
+    /// A user has mounted something at a place whose name is no text.
+    const HYBRID: &[u8] = b"20 1 0:20 / /home/\xff fuse.x rw - fuse.cgroup2  rw,user_id=1000\n\
+        21 1 0:21 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+        22 21 0:22 / /sys/fs/cgroup/cpu rw,relatime shared:1 - cgroup cgroup rw,cpu\n\
+        23 21 0:23 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+        24 21 0:24 / /sys/fs/cgroup/a\\040memory rw - cgroup cgroup rw,memory\n";
 
     #[test]
     fn the_hierarchy_with_the_memory_controller_is_taken() {
-        let v1 = Hierarchy { version: Version::V1, root: "/sys/fs/cgroup/memory".into() };
+        let v1 = Hierarchy { version: Version::V1, root: "/sys/fs/cgroup/a memory".into() };
         assert_eq!(Hierarchy::find(HYBRID, &|_| false), Some(v1));
         let v2 = Hierarchy { version: Version::V2, root: "/sys/fs/cgroup/unified".into() };
         assert_eq!(Hierarchy::find(HYBRID, &|_| true), Some(v2));
-        assert_eq!(Hierarchy::find("proc /proc proc rw 0 0\n", &|_| true), None);
+        assert_eq!(Hierarchy::find(b"20 1 0:20 / /proc rw - proc proc rw\n", &|_| true), None);
     }
 
     #[test]
     fn version_two_is_found_beside_version_one() {
         assert_eq!(version_two(HYBRID), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(version_two("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"), None);
+        assert_eq!(version_two(b"24 21 0:24 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"), None);
         let alone = Hierarchy { version: Version::V2, root: "/sys/fs/cgroup".into() };
         assert_eq!(alone.version_two_beside(), None);
     }
 
     #[test]
     fn the_own_group_is_told_by_version() {
-        let text = "5:cpu,memory:/a/b\n4:devices:/x\n0::/c:d\n";
-        let own = |version| Hierarchy { version, root: "/".into() }.path_in(text);
-        assert_eq!(own(Version::V1), Some("/a/b"));
-        assert_eq!(own(Version::V2), Some("/c:d"));
+        let text = b"5:cpu,memory:/a/b\n4:devices:/x\n0::/c:d\n";
+        let own = |version| Hierarchy { version, root: "/".into() }.path_in(text).map(<[u8]>::to_vec);
+        assert_eq!(own(Version::V1), Some(b"/a/b".to_vec()));
+        assert_eq!(own(Version::V2), Some(b"/c:d".to_vec()));
     }
 }

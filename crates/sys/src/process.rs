@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::str::FromStr;
 
+use crate::proc_text::{fields, words};
 use crate::process_stat::ProcessStat;
 use crate::threads::Threads;
 
@@ -77,9 +78,8 @@ pub fn nested(pid: u32) -> io::Result<Vec<ProcessIdentity>> {
 
 /// The number of process `pid` in its own namespace, if that is one below this one.
 fn innermost_number(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    numbers.split_ascii_whitespace().skip(1).last()?.parse().ok()
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    words::processes(fields::value_of(&status, "NSpid")?).skip(1).last()
 }
 
 /// How often the calling thread waited for a page from a device since it started.
@@ -106,8 +106,8 @@ pub fn children(parent: u32) -> io::Result<Vec<u32>> {
 fn listed_children(parent: u32) -> io::Result<Option<Vec<u32>>> {
     let mut listed = Vec::new();
     for thread in Threads::of(parent)?.list()? {
-        let Ok(text) = fs::read_to_string(format!("/proc/{parent}/task/{thread}/children")) else { return Ok(None) };
-        listed.extend(text.split_ascii_whitespace().filter_map(|number| number.parse::<u32>().ok()));
+        let Ok(text) = fs::read(format!("/proc/{parent}/task/{thread}/children")) else { return Ok(None) };
+        listed.extend(words::processes(&text));
     }
     Ok(Some(listed))
 }

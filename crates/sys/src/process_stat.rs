@@ -1,8 +1,11 @@
 //! What `/proc/PID/stat` tells of a process, or of one of its threads (proc(5)).
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::str::FromStr;
+
+use crate::proc_text::stat::Stat;
 
 /// Numbers of fields, counted from 1 as in proc(5).
 const STATE: usize = 3;
@@ -20,9 +23,7 @@ const EXIT_CODE: usize = 52;
 /// One look, see the module text.
 #[derive(Clone, Debug)]
 pub struct ProcessStat {
-    text: String,
-    /// Where the field after the name begins.
-    state_at: usize,
+    text: Vec<u8>,
 }
 
 impl ProcessStat {
@@ -37,27 +38,29 @@ impl ProcessStat {
     }
 
     fn read(path: &str) -> io::Result<Self> {
-        // A name may hold any bytes.
-        let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        Self::parse(text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
+        Self::parse(fs::read(path)?)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
     }
 
-    /// Of what the kernel wrote; `None` if there is no name in it. The name (field 2) may hold anything, spaces and
-    /// parentheses too, so fields are counted from its last parenthesis.
-    pub fn parse(text: String) -> Option<Self> {
-        let state_at = text.rfind(')')? + 1;
-        Some(Self { text, state_at })
+    /// Of what the kernel wrote; `None` if there is no name in it.
+    pub fn parse(text: impl Into<Vec<u8>>) -> Option<Self> {
+        let text = text.into();
+        Stat::parse(&text)?;
+        Some(Self { text })
+    }
+
+    fn stat(&self) -> Stat<'_> {
+        Stat::parse(&self.text).expect("it was looked at when it was read")
     }
 
     /// The field with this number, from the third on.
     fn field<T: FromStr>(&self, number: usize) -> Option<T> {
-        self.text[self.state_at..].split_ascii_whitespace().nth(number.checked_sub(STATE)?)?.parse().ok()
+        str::from_utf8(self.stat().column(number)?).ok()?.parse().ok()
     }
 
     /// Its name, which may hold anything.
-    pub fn name(&self) -> Option<&str> {
-        let (_, name) = self.text[..self.state_at - 1].split_once('(')?;
-        Some(name)
+    pub fn name(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.stat().name)
     }
 
     /// What it does: `R` for one that runs or waits for a CPU.
@@ -179,7 +182,7 @@ mod tests {
             prop_assert_eq!(stat.state(), Some('S'));
             prop_assert_eq!(stat.parent().map(u64::from), Some(at(4)));
             prop_assert_eq!(stat.minor_faults(), Some(at(10)));
-            prop_assert_eq!(stat.name(), Some(name.as_str()));
+            prop_assert_eq!(stat.name(), name.as_str());
             prop_assert_eq!(stat.cpu_ticks(), Some(at(14) + at(15)));
             prop_assert_eq!(stat.reaped_ticks(), Some(at(16) + at(17)));
             prop_assert_eq!(stat.threads().map(u64::from), Some(at(20)));

@@ -10,6 +10,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::mapping::PAGE_SIZE_BYTES;
+use crate::proc_text::swaps::{self, Area};
+use crate::proc_text::unescaped;
 
 /// Where the version, the last page and what follows stand in the header's page.
 const INFORMATION_AT: usize = 1024;
@@ -107,45 +109,15 @@ pub fn off(path: &Path) -> io::Result<()> {
 
 /// The areas that are on.
 pub fn areas() -> io::Result<Vec<SwapArea>> {
-    Ok(parse(&fs::read_to_string("/proc/swaps")?))
+    Ok(swaps::all(&fs::read("/proc/swaps")?).map(SwapArea::from).collect())
 }
 
-/// The lines of `/proc/swaps`; lines that cannot be understood are left out.
-fn parse(text: &str) -> Vec<SwapArea> {
-    text.lines().skip(1).filter_map(parse_line).collect()
-}
-
-fn parse_line(line: &str) -> Option<SwapArea> {
-    let mut fields = line.split_ascii_whitespace();
-    let path = fields.next()?;
-    let mut fields = fields.skip(1);
-    let kib = |field: &str| Some(field.parse::<u64>().ok()? * 1024);
-    Some(SwapArea {
-        path: unescape(path),
-        size_bytes: kib(fields.next()?)?,
-        used_bytes: kib(fields.next()?)?,
-        priority: fields.next()?.parse().ok()?,
-    })
-}
-
-/// Paths in `/proc` have blanks, tabs, line ends and backslashes as a backslash and three octal digits.
-pub fn unescape(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let digits = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if first == b'\\' => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
+impl From<Area<'_>> for SwapArea {
+    fn from(area: Area<'_>) -> Self {
+        let Area { path, size_bytes, used_bytes, priority } = area;
+        let path = OsString::from_vec(unescaped(path).collect()).into();
+        Self { path, size_bytes, used_bytes, priority }
     }
-    PathBuf::from(OsString::from_vec(bytes))
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
@@ -182,16 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn swaps_are_parsed_with_their_escapes() {
-        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
-                    /dev/loop0                              partition\t131068\t\t12\t\t-2\n\
-                    /swap\\040file                           file\t\t1024\t\t0\t\t100\nnonsense\n";
-        let expected = [
-            SwapArea { path: "/dev/loop0".into(), size_bytes: 131_068 << 10, used_bytes: 12 << 10, priority: -2 },
-            SwapArea { path: "/swap file".into(), size_bytes: 1 << 20, used_bytes: 0, priority: 100 },
-        ];
-        assert_eq!(parse(text), expected);
+    fn paths_of_areas_are_unescaped() {
+        let area = Area { path: br"/swap\040file", size_bytes: 1 << 20, used_bytes: 0, priority: 100 };
+        assert_eq!(SwapArea::from(area).path, Path::new("/swap file"));
         assert!(areas().is_ok());
-        assert_eq!(unescape(r"/tail\04"), PathBuf::from(r"/tail\04"));
     }
 }

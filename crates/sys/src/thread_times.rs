@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use crate::proc_text::words;
+
 /// Longest text that is read: three numbers of at most 20 digits.
 const TEXT_BYTES_MAX: usize = 64;
 
@@ -49,9 +51,8 @@ impl ThreadTimes {
 
 /// The first two of its numbers, in nanoseconds.
 fn parse(text: &[u8]) -> Option<Times> {
-    let mut numbers = str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse);
-    let mut next = || Some(Duration::from_nanos(numbers.next()?.ok()?));
-    Some(Times { run: next()?, waited: next()? })
+    let [run, waited] = words::first(text)?.map(Duration::from_nanos);
+    Some(Times { run, waited })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use spillway_sys::proc_text::words::processes;
 
 use self::pressure::PressureGroup;
 use self::usage::GroupUsage;
@@ -211,8 +212,7 @@ impl MemoryGroup {
 
     /// Processes in it.
     pub(crate) fn processes(&self) -> Vec<u32> {
-        let text = fs::read_to_string(self.procs_file()).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).collect()
+        processes(&fs::read(self.procs_file()).unwrap_or_default()).collect()
     }
 
     /// Moves every process to the group at `target`, a directory of the same hierarchy.

@@ -9,6 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use spillway_sys::proc_text::words::processes;
+
 use super::{make_directory, remove_directory, usage};
 
 /// A group of version 2 that only counts.
@@ -55,9 +57,9 @@ impl PressureGroup {
 
     /// Moves every process to the root of its hierarchy.
     pub(super) fn release(&self) {
-        for pid in fs::read_to_string(self.procs_file()).unwrap_or_default().lines() {
+        for pid in processes(&fs::read(self.procs_file()).unwrap_or_default()) {
             // One that ended meanwhile needs no other group.
-            let _ = fs::write(self.root.join("cgroup.procs"), pid);
+            let _ = fs::write(self.root.join("cgroup.procs"), pid.to_string());
         }
     }
 

@@ -5,6 +5,9 @@ use std::io;
 use std::path::Path;
 
 use spillway_sys::memory_hierarchy::Version;
+use spillway_sys::proc_text::decimal;
+pub(super) use spillway_sys::proc_text::fields::counter_of as field;
+use spillway_sys::proc_text::words::some_pressure;
 
 /// A group at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -35,14 +38,6 @@ impl GroupUsage {
     pub(crate) fn footprint_bytes(&self) -> u64 {
         self.charged_bytes.saturating_sub(self.file_bytes) + self.swapped_bytes
     }
-}
-
-/// The number after `name` in lines of `name number`.
-pub(super) fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let (found, value) = line.split_once(' ')?;
-        if found == name { value.trim().parse().ok() } else { None }
-    })
 }
 
 fn number(group: &Path, file: &str) -> io::Result<u64> {
@@ -80,8 +75,7 @@ pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
 
 /// For how long some thread waited for memory, of a file of pressure (`Documentation/accounting/psi.rst`).
 pub(super) fn some_stalled_us(pressure: &str) -> Option<u64> {
-    let line = pressure.lines().find(|line| line.starts_with("some "))?;
-    line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
+    decimal(some_pressure(pressure, "total")?)
 }
 
 /// `both` counts each page once, wherever it is; the statistic `total_swap` is what remains without that account.

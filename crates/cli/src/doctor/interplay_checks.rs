@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use spillway_sys::proc_text::strings;
+
 use super::check::{Check, State, Way};
 use crate::machine::swap_list::{self, SwapArea};
 use crate::machine::system::System;
@@ -118,8 +120,8 @@ fn processes(system: &System) -> Vec<(String, Vec<String>)> {
     let numbered = directories.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let words = |number: u32| {
         let arguments = system.text(&format!("/proc/{number}/cmdline"))?;
-        let arguments = arguments.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect();
-        Some((system.text(&format!("/proc/{number}/comm"))?, arguments))
+        let arguments = strings::all(arguments.as_bytes()).map(|word| String::from_utf8_lossy(word).into_owned());
+        Some((system.text(&format!("/proc/{number}/comm"))?, arguments.collect()))
     };
     numbered.filter_map(words).collect()
 }

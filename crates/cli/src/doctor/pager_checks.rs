@@ -1,5 +1,6 @@
 //! What the pager needs of the kernel and the user, one function for each capability.
 
+use spillway_sys::proc_text::fields;
 use spillway_sys::userfaultfd::Features;
 use spillway_sys::userfaultfd::access::{Access, Obstacle};
 
@@ -55,9 +56,7 @@ const SANDBOX: &str = "userfaultfd(2) is refused, and this process has a filter 
 
 /// Whether a filter of system calls holds for this process, which it has from the process that started it (proc(5)).
 fn is_filtered(system: &System) -> bool {
-    let status = system.text("/proc/self/status").unwrap_or_default();
-    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
-    mode.is_some_and(|mode| mode.trim() == "2")
+    fields::number_of(&system.text("/proc/self/status").unwrap_or_default(), "Seccomp") == Some(2)
 }
 
 /// What is told of forks is decided for the process that serves the faults, so a capability of our own file is enough.

@@ -122,7 +122,8 @@ impl System {
 
     /// What a file says, without white space around it.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
-        fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
+        let text = fs::read(self.path(path)).ok()?;
+        Some(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
     /// The kernel's version.

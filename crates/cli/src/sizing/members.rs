@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use spillway_sys::proc_text::words::processes;
+
 use crate::failure::Failure;
 
 /// Where processes come from.
@@ -40,10 +42,6 @@ impl Members {
     }
 }
 
-fn numbers(text: &str) -> impl Iterator<Item = u32> {
-    text.split_ascii_whitespace().filter_map(|word| word.parse().ok())
-}
-
 fn family(process: u32, found: &mut Vec<u32>) {
     if found.contains(&process) {
         return;
@@ -51,13 +49,13 @@ fn family(process: u32, found: &mut Vec<u32>) {
     found.push(process);
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return };
     for thread in threads.flatten() {
-        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        numbers(&children).for_each(|child| family(child, found));
+        let children = fs::read(thread.path().join("children")).unwrap_or_default();
+        processes(&children).for_each(|child| family(child, found));
     }
 }
 
 fn group(path: &Path, found: &mut Vec<u32>) {
-    found.extend(numbers(&fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default()));
+    found.extend(processes(&fs::read(path.join("cgroup.procs")).unwrap_or_default()));
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
         group(&entry.path(), found);

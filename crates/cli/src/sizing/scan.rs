@@ -7,6 +7,9 @@
 use std::fs;
 use std::io;
 
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::proc_text::maps;
+
 /// Clears the reference bits of anonymous memory only.
 const CLEAR_ANONYMOUS: &str = "2";
 
@@ -39,32 +42,19 @@ pub(super) fn clear(process: u32) -> io::Result<()> {
 
 /// Looks at a process.
 pub(super) fn look(process: u32) -> io::Result<Held> {
-    fs::read_to_string(format!("/proc/{process}/smaps")).map(|text| parse(&text))
+    fs::read(format!("/proc/{process}/smaps")).map(|text| parse(&text))
 }
 
 /// Sums over the mappings without a file.
-fn parse(text: &str) -> Held {
-    let (mut held, mut is_anonymous) = (Held::default(), false);
-    for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let Some(name) = words.next() else { continue };
-        let Some(name) = name.strip_suffix(':') else {
-            // Addresses, permissions, offset, device, inode.
-            is_anonymous = words.nth(3) == Some("0");
-            continue;
-        };
-        // In KiB.
-        let Some(pages) = words.next().and_then(|number| number.parse::<u64>().ok()).map(|kib| kib / 4) else {
-            continue;
-        };
-        match name {
-            "Rss" | "Swap" if is_anonymous => held.held_pages += pages,
-            "Referenced" if is_anonymous => held.referenced_pages += pages,
-            "AnonHugePages" if is_anonymous => held.huge_pages += pages,
-            _ => {}
-        }
-    }
-    held
+fn parse(text: &[u8]) -> Held {
+    maps::detailed(text).filter(|one| one.mapped.has_no_file()).fold(Held::default(), |held, one| {
+        let pages = |name: &str| one.bytes(name).unwrap_or(0) / PAGE_SIZE_BYTES as u64;
+        held.with(Held {
+            referenced_pages: pages("Referenced"),
+            held_pages: pages("Rss") + pages("Swap"),
+            huge_pages: pages("AnonHugePages"),
+        })
+    })
 }
 
 #[cfg(test)]
@@ -90,8 +80,8 @@ Referenced:            4 kB
 AnonHugePages:      2048 kB
 Swap:                  0 kB
 ";
-        assert_eq!(parse(text), Held { referenced_pages: 33, held_pages: 704, huge_pages: 512 });
-        assert_eq!(parse(""), Held::default());
+        assert_eq!(parse(text.as_bytes()), Held { referenced_pages: 33, held_pages: 704, huge_pages: 512 });
+        assert_eq!(parse(b""), Held::default());
     }
 
     #[test]

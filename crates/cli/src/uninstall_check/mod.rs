@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_sys::proc_text::strings;
+use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
@@ -164,8 +166,7 @@ struct Found {
 impl Found {
     /// `None` if it has ended.
     fn of(pid: u32) -> Option<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+        let parent = ProcessStat::of_process(pid).ok()?.parent()?;
         // Of a program that was upgraded or removed meanwhile, the link ends with " (deleted)".
         let file = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -174,13 +175,10 @@ impl Found {
 }
 
 fn describe(pid: u32) -> Option<Stranger> {
-    let words = |file: &str| -> Option<Vec<String>> {
-        let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
-        Some(bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect())
-    };
-    let command = words("cmdline")?.into_iter().nth(1).unwrap_or_default();
-    let variable = |word: &String| word.strip_prefix("SPILLWAY_RUNTIME_DIRECTORY=").map(str::to_owned);
-    let registry = words("environ").unwrap_or_default().iter().find_map(variable);
+    let file = |name: &str| fs::read(format!("/proc/{pid}/{name}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
+    let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);
     let user = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     Some(Stranger { pid, command, registry, user })
 }

@@ -2,8 +2,10 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use spillway_sys::proc_text::maps;
+
 use crate::limits::HUGE_PAGE_BYTES;
-use crate::mappings::maps;
+use crate::mappings::maps::Mapped;
 use crate::page_table::ranges::Ranges;
 
 /// Which mappings the kernel gives huge pages.
@@ -33,25 +35,18 @@ impl HugeSetting {
 }
 
 /// The blocks that may be huge pages in a process whose `/proc/PID/smaps` is `smaps`, as ranges of whole blocks.
-pub fn eligible(smaps: &str, setting: HugeSetting) -> Ranges {
+pub fn eligible(smaps: &(impl AsRef<[u8]> + ?Sized), setting: HugeSetting) -> Ranges {
     let mut found = Ranges::default();
-    let (mut range, mut is_eligible) = (None, false);
-    for line in smaps.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = |flag: &str| flags.split_ascii_whitespace().any(|one| one == flag);
-            let is_wanted = match setting {
-                HugeSetting::Always => true,
-                HugeSetting::Advised => has("hg"),
-                HugeSetting::Never => false,
-            };
-            let Some(range) = range.take().filter(|_| is_wanted && is_eligible && !has("nh")) else { continue };
-            found.insert(whole_blocks(range));
-        } else if let Some(value) = line.strip_prefix("THPeligible:") {
-            // Not so where the program switched huge pages off for all its memory (PR_SET_THP_DISABLE).
-            is_eligible = value.trim() == "1";
-        } else if let [mapped] = &maps::parse(line)[..] {
-            range = mapped.is_pageable.then(|| mapped.range.clone());
-            is_eligible = false;
+    for one in maps::detailed(smaps.as_ref()) {
+        let is_wanted = match setting {
+            HugeSetting::Always => true,
+            HugeSetting::Advised => one.has_flag("hg"),
+            HugeSetting::Never => false,
+        };
+        // Not eligible where the program switched huge pages off for all its memory (PR_SET_THP_DISABLE).
+        let is_eligible = one.number("THPeligible") == Some(1) && !one.has_flag("nh");
+        if is_wanted && is_eligible && Mapped::of(&one.mapped).is_pageable {
+            found.insert(whole_blocks(one.mapped.range));
         }
     }
     found

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use spillway_sys::proc_text::maps;
+
 use crate::page_table::ranges::Ranges;
 
 /// One line of the maps.
@@ -33,19 +35,16 @@ pub struct Span {
 }
 
 /// Reads the maps; lines that are not understood are left out, and so are never paged.
-pub fn parse(text: &str) -> Vec<Mapped> {
-    text.lines().filter_map(parse_line).collect()
+pub fn parse(text: &(impl AsRef<[u8]> + ?Sized)) -> Vec<Mapped> {
+    maps::all(text.as_ref()).map(|line| Mapped::of(&line)).collect()
 }
 
-fn parse_line(line: &str) -> Option<Mapped> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    let (permissions, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-    let name = fields.next().unwrap_or_default();
-    let has_no_file = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
-    let is_anonymous = has_no_file && permissions.ends_with('p');
-    Some(Mapped { range, is_anonymous, is_pageable: is_anonymous && permissions.starts_with("rw") })
+impl Mapped {
+    /// What is mapped by a line of the maps.
+    pub fn of(line: &maps::Mapped<'_>) -> Self {
+        let is_anonymous = line.is_anonymous();
+        Self { range: line.range.clone(), is_anonymous, is_pageable: is_anonymous && line.is_writable() }
+    }
 }
 
 /// The spans of a program that touch none of `excluded`.
@@ -108,37 +107,16 @@ fn is_beside_protected(maps: &[Mapped], index: usize) -> bool {
 }
 
 /// Bytes of locked memory (mlock(2)) that could be paged otherwise, by the text of `/proc/PID/smaps`.
-pub fn locked_bytes(smaps: &str) -> u64 {
-    let (mut locked, mut is_pageable, mut anonymous) = (0, false, 0);
-    for line in smaps.lines() {
-        if let Some(mapped) = parse_line(line) {
-            (is_pageable, anonymous) = (mapped.is_pageable, 0);
-        } else if let Some(value) = line.strip_prefix("Anonymous:").and_then(|rest| rest.trim().strip_suffix(" kB")) {
-            anonymous = value.trim().parse::<u64>().unwrap_or(0) * 1024;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:")
-            && is_pageable
-            && flags.split_ascii_whitespace().any(|flag| flag == "lo")
-        {
-            locked += anonymous;
-        }
-    }
-    locked
+pub fn locked_bytes(smaps: &(impl AsRef<[u8]> + ?Sized)) -> u64 {
+    let locked = maps::detailed(smaps.as_ref()).filter(|one| Mapped::of(&one.mapped).is_pageable && one.has_flag("lo"));
+    locked.filter_map(|one| one.bytes("Anonymous")).sum()
 }
 
 /// The ranges with MADV_WIPEONFORK (`wf` among the flags of `/proc/PID/smaps`).
-pub fn wiped_on_fork(smaps: &str) -> Ranges {
-    let (mut wiped, mut current) = (Ranges::default(), None);
-    for line in smaps.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            if let Some(range) = current.take()
-                && flags.split_ascii_whitespace().any(|flag| flag == "wf")
-            {
-                wiped.insert(range);
-            }
-        } else if let Some(mapped) = parse_line(line) {
-            current = Some(mapped.range);
-        }
-    }
+pub fn wiped_on_fork(smaps: &(impl AsRef<[u8]> + ?Sized)) -> Ranges {
+    let mut wiped = Ranges::default();
+    let found = maps::detailed(smaps.as_ref()).filter(|one| one.has_flag("wf"));
+    found.for_each(|one| wiped.insert(one.mapped.range));
     wiped
 }
 

@@ -9,6 +9,8 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::proc_text::maps::{self, FileId};
+use spillway_sys::proc_text::mounts;
 
 /// Why memory of a program stays local.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,8 +191,7 @@ impl StayingBytes {
     }
 }
 
-/// A device number: major and minor.
-pub type DeviceNumber = (u32, u32);
+pub use spillway_sys::proc_text::maps::DeviceNumber;
 
 /// Which objects are memory, by the device numbers of file systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -205,28 +206,26 @@ pub struct MemoryDevices {
 
 impl MemoryDevices {
     /// Those that a program sees, by the text of its `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), beside `kernels`.
-    pub fn of(kernels: DeviceNumber, mountinfo: &str) -> Self {
+    pub fn of(kernels: DeviceNumber, mountinfo: &(impl AsRef<[u8]> + ?Sized)) -> Self {
         let mut devices = Self { kernels, ..Self::default() };
-        for line in mountinfo.lines() {
-            let Some((mount, system)) = line.split_once(" - ") else { continue };
-            let number = mount.split_ascii_whitespace().nth(2).and_then(|field| parse_device(field, 10));
-            match (number, system.split_ascii_whitespace().next()) {
-                (Some(number), Some("tmpfs" | "devtmpfs" | "ramfs")) => devices.tmpfs.push(number),
-                (Some(number), Some("hugetlbfs")) => devices.hugetlbfs.push(number),
+        for mount in mounts::all(mountinfo.as_ref()) {
+            match mount.kind {
+                b"tmpfs" | b"devtmpfs" | b"ramfs" => devices.tmpfs.push(mount.device),
+                b"hugetlbfs" => devices.hugetlbfs.push(mount.device),
                 _ => {}
             }
         }
         devices
     }
 
-    fn kind_of(&self, device: DeviceNumber, name: &str) -> StayingKind {
-        let is_deleted = name.ends_with(" (deleted)");
+    fn kind_of(&self, device: DeviceNumber, name: &[u8]) -> StayingKind {
+        let starts_with = |start: &str| name.starts_with(start.as_bytes());
         let is_kernels =
-            is_deleted && ["/memfd:", "/anon_hugepage", "/SYSV"].iter().any(|start| name.starts_with(start));
+            name.ends_with(b" (deleted)") && ["/memfd:", "/anon_hugepage", "/SYSV"].into_iter().any(starts_with);
         if device == self.kernels {
-            if name.starts_with("/memfd:") {
+            if starts_with("/memfd:") {
                 StayingKind::Memfd
-            } else if name.starts_with("/dev/zero") || name.starts_with("[anon_shmem:") {
+            } else if starts_with("/dev/zero") || starts_with("[anon_shmem:") {
                 StayingKind::SharedAnonymous
             } else {
                 StayingKind::SharedMemory
@@ -241,11 +240,6 @@ impl MemoryDevices {
             StayingKind::SharedFile
         }
     }
-}
-
-fn parse_device(text: &str, radix: u32) -> Option<DeviceNumber> {
-    let (major, minor) = text.split_once(':')?;
-    Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
 }
 
 /// An object that several processes may map: its device and its inode.
@@ -266,29 +260,27 @@ pub struct StayingMapping {
     pub of_object: Option<StayingKind>,
 }
 
-/// The mappings of a program that have memory that stays, but for those that touch `excluded`; `maps` is the text of
+/// The mappings of a program that have memory that stays, but for those that touch `excluded`; `text` is that of
 /// `/proc/PID/maps`. Lines that are not understood are left out.
-pub fn staying_mappings(maps: &str, devices: &MemoryDevices, excluded: &[Range<u64>]) -> Vec<StayingMapping> {
+pub fn staying_mappings(
+    text: &(impl AsRef<[u8]> + ?Sized),
+    devices: &MemoryDevices,
+    excluded: &[Range<u64>],
+) -> Vec<StayingMapping> {
     let is_ours = |range: &Range<u64>| excluded.iter().any(|one| one.start < range.end && range.start < one.end);
-    maps.lines().filter_map(|line| parse_line(line, devices)).filter(|mapping| !is_ours(&mapping.range)).collect()
+    let all = maps::all(text.as_ref()).filter_map(|line| staying_mapping(&line, devices));
+    all.filter(|mapping| !is_ours(&mapping.range)).collect()
 }
 
-fn parse_line(line: &str, devices: &MemoryDevices) -> Option<StayingMapping> {
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    let (permissions, offset) = (fields.next()?, u64::from_str_radix(fields.next()?, 16).ok()?);
-    let device = parse_device(fields.next()?, 16)?;
-    let inode = fields.next()?.parse::<u64>().ok()?;
-    let name = fields.next().unwrap_or_default().trim();
-    let is_private = permissions.ends_with('p');
-    if inode == 0 {
-        let is_anonymous = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
+fn staying_mapping(line: &maps::Mapped<'_>, devices: &MemoryDevices) -> Option<StayingMapping> {
+    let maps::Mapped { permissions, offset, file: FileId { device, inode }, name, .. } = *line;
+    let (range, is_private) = (line.range.clone(), !line.is_shared());
+    if line.has_no_file() {
         let kind = match permissions {
-            _ if name == "[stack]" => StayingKind::MainStack,
+            _ if name == b"[stack]" => StayingKind::MainStack,
             // Memory of the kernel's (vdso) and of devices is not the program's.
-            _ if !is_private || !is_anonymous || permissions.starts_with("rw") => return None,
-            _ if permissions.starts_with("---") => StayingKind::NoAccess,
+            _ if !line.is_anonymous() || line.is_writable() => return None,
+            _ if permissions.starts_with(b"---") => StayingKind::NoAccess,
             _ => StayingKind::ReadOnly,
         };
         return Some(StayingMapping { range, is_private, object: None, anonymous: Some(kind), of_object: None });

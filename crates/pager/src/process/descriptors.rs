@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use spillway_sys::proc_text::fields::number_of;
 use spillway_sys::process::{every_process, share_descriptors};
 use spillway_sys::threads::Threads;
 
@@ -100,24 +101,19 @@ fn held_by_thread(process: u32, thread: &Path, inode: u64) -> io::Result<Option<
         if !link.starts_with(MEMFD.as_bytes()) && !link.starts_with(SOCKET.as_bytes()) {
             continue;
         }
-        let about = match fs::read_to_string(thread.join("fdinfo").join(entry.file_name())) {
+        let about = match fs::read(thread.join("fdinfo").join(entry.file_name())) {
             Ok(about) => about,
             Err(error) if is_end(&error) => continue,
             Err(error) => return Err(error),
         };
-        if link.starts_with(MEMFD.as_bytes()) && number_of(&about, "ino:") == Some(inode) {
+        if link.starts_with(MEMFD.as_bytes()) && number_of(&about, "ino") == Some(inode) {
             return Ok(Some(Holder::Process(process)));
         }
-        if link.starts_with(SOCKET.as_bytes()) && number_of(&about, "scm_fds:").is_some_and(|count| count > 0) {
+        if link.starts_with(SOCKET.as_bytes()) && number_of(&about, "scm_fds").is_some_and(|count| count > 0) {
             found = Some(Holder::Queue(process));
         }
     }
     Ok(found)
-}
-
-/// The number behind `name` in the text of a file of `/proc/PID/fdinfo`.
-fn number_of(about: &str, name: &str) -> Option<u64> {
-    about.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 fn is_end(error: &io::Error) -> bool {
@@ -159,7 +155,7 @@ mod tests {
     fn descriptors_on_their_way_are_seen_in_the_queue_of_a_socket() {
         let count = |socket: &dyn AsRawFd| {
             let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", socket.as_raw_fd())).unwrap();
-            number_of(&about, "scm_fds:").unwrap()
+            number_of(&about, "scm_fds").unwrap()
         };
         let file = memfd_create("on its way", MemfdFlags::CLOEXEC).unwrap();
         let (one, other) = UnixStream::pair().unwrap();
@@ -174,12 +170,5 @@ mod tests {
         let stream = UnixStream::connect(folder.path().join("socket")).unwrap();
         passed_descriptor::send(stream.as_fd(), &[7], Some(file.as_fd())).unwrap();
         assert_eq!(count(&listener), 1);
-    }
-
-    #[test]
-    fn numbers_are_found_by_their_names() {
-        let about = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t4077\nscm_fds: 2\n";
-        assert_eq!((number_of(about, "ino:"), number_of(about, "scm_fds:")), (Some(4077), Some(2)));
-        assert_eq!(number_of("pos:\t0\n", "ino:"), None);
     }
 }

@@ -162,7 +162,7 @@ fn setting() -> HugeSetting {
 fn look_for_flags(tracked: &mut TrackedProcess, setting: HugeSetting, now: Instant) {
     let Some(process) = tracked.process.as_ref().filter(|_| tracked.huge_pages.flags.is_due(now)) else { return };
     let begin = Instant::now();
-    let text = if setting == HugeSetting::Never { Ok(String::new()) } else { smaps(process.number()) };
+    let text = if setting == HugeSetting::Never { Ok(Vec::new()) } else { smaps(process.number()) };
     tracked.huge_pages.eligible = eligible(&text.unwrap_or_default(), setting);
     tracked.huge_pages.flags.ended(begin, Instant::now(), HUGE_FLAGS_INTERVAL);
 }

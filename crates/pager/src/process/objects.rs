@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::process::every_process;
 use spillway_sys::userfaultfd::PageError;
 
@@ -34,7 +34,7 @@ use crate::page_table::virtual_page::VirtualPage;
 use crate::process::calls::room_bytes;
 use crate::process::descriptors::holder_of;
 use crate::process::object_looks::{Looked, ObjectLooks, Unheld, Verdict};
-use crate::process::proc_files::{Process, maps_of};
+use crate::process::proc_files::{Process, maps_of, status_of};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::shared_memory::evictor::{ObjectEvictor, ObjectSigns};
 use crate::shared_memory::memory::ObjectMemory;
@@ -299,10 +299,7 @@ impl Survey {
     }
 
     /// Mappings of objects that `tracked` has, by the text of its maps.
-    fn objects_in(&self, tracked: &TrackedProcess, text: &str) -> Vec<StayingMapping> {
-        if !may_have_objects(text) {
-            return Vec::new();
-        }
+    fn objects_in(&self, tracked: &TrackedProcess, text: &[u8]) -> Vec<StayingMapping> {
         let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
         let ours: Vec<Range<u64>> = tracked.excluded.iter().cloned().chain(tracked.space.evictors_ranges()).collect();
         staying_mappings(text, &devices, &ours)
@@ -404,13 +401,13 @@ impl Survey {
     /// No process outside of the run maps the object, and no program of it locks memory.
     fn check_others(&self, id: ObjectId, views: &[(Arc<AddressSpace>, u32, Vec<Mapping>)]) -> Result<(), Refusal> {
         for (_, process, _) in views {
-            let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(|_| Refusal::TooEarly)?;
+            let status = status_of(*process).map_err(|_| Refusal::TooEarly)?;
             if bytes_of(&status, "VmLck").unwrap_or(0) > 0 {
                 return Err(Refusal::Never(format!("process {process}, which maps it, locks memory")));
             }
         }
         let devices = MemoryDevices { kernels: self.staying.kernels_device(), ..MemoryDevices::default() };
-        let maps_it = |text: &str| {
+        let maps_it = |text: &[u8]| {
             staying_mappings(text, &devices, &[]).iter().any(|one| one.object.is_some_and(|(other, _)| other == id))
         };
         let ours = self.tracked.iter().filter_map(|tracked| Some(tracked.process.as_ref()?.number()));
@@ -423,8 +420,7 @@ impl Survey {
                 return Ok(());
             }
             for process in fresh {
-                let text = maps_of(process).unwrap_or_default();
-                if may_have_objects(&text) && maps_it(&text) {
+                if maps_it(&maps_of(process).unwrap_or_default()) {
                     return Err(Refusal::Never(format!("process {process}, which is not paged, maps it")));
                 }
             }
@@ -516,11 +512,6 @@ fn register(space: &AddressSpace, process: u32, mapping: &Mapping) -> Result<(),
 fn is_sealed(file: &File) -> bool {
     let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE)
-}
-
-/// Whether maps name objects, as the kernel calls them.
-fn may_have_objects(maps: &str) -> bool {
-    ["/dev/zero", "[anon_shmem:", "/memfd:", "/anon_hugepage"].iter().any(|name| maps.contains(name))
 }
 
 /// Tells the policy of the pages that the object has.

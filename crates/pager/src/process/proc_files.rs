@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::machine_memory::bytes_of;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
+use spillway_sys::proc_text::fields::bytes_of;
+use spillway_sys::proc_text::words;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
@@ -60,7 +61,7 @@ impl Process {
     /// of its page tables); `None` when it has ended.
     pub fn others_pages(&self) -> Option<i64> {
         let number = self.number;
-        let of_thread = |thread: u32| fs::read_to_string(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
+        let of_thread = |thread: u32| fs::read(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
         // As for `resident_pages`.
         let rollup = of_thread(number).or_else(|| self.threads().ok()?.into_iter().find_map(of_thread));
         others_pages_of(&rollup?)
@@ -73,8 +74,7 @@ impl Process {
 
     /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
     pub fn shared_bytes(&self) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
-        bytes_of(&status, "RssShmem")
+        bytes_of(&status_of(self.number).ok()?, "RssShmem")
     }
 
     /// Bytes of `range` that are in memory and in its page table, as far as `regions` has room for them.
@@ -86,18 +86,19 @@ impl Process {
 
     /// Its name; `None` when it has ended.
     pub fn name(&self) -> Option<String> {
-        Some(fs::read_to_string(format!("/proc/{}/comm", self.number)).ok()?.trim_end().to_owned())
+        let name = fs::read(format!("/proc/{}/comm", self.number)).ok()?;
+        Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
     }
 
     /// The file systems that it sees, as text (proc_pid_mountinfo(5)).
-    pub fn mounts(&self) -> io::Result<String> {
-        fs::read_to_string(format!("/proc/{}/mountinfo", self.number))
+    pub fn mounts(&self) -> io::Result<Vec<u8>> {
+        fs::read(format!("/proc/{}/mountinfo", self.number))
     }
 
     /// Bytes of its memory that are locked (mlock(2)) and could be paged otherwise. Which these are only a walk of its
     /// page tables tells; if `is_walked` is false, or it is another user's, all locked memory that it may have counts.
     pub fn locked_bytes(&self, is_walked: bool) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).unwrap_or_default();
+        let status = status_of(self.number).unwrap_or_default();
         let most = bytes_of(&status, "VmLck").unwrap_or(0).min(bytes_of(&status, "RssAnon").unwrap_or(0));
         if most == 0 || !is_walked {
             return most;
@@ -107,12 +108,12 @@ impl Process {
 
     /// Bytes of its memory that the kernel merged with equal pages; none on kernels without KSM.
     pub fn merged_bytes(&self) -> u64 {
-        let text = fs::read_to_string(format!("/proc/{}/ksm_merging_pages", self.number)).unwrap_or_default();
-        text.trim().parse::<u64>().unwrap_or(0) * PAGE_SIZE_BYTES as u64
+        let text = fs::read(format!("/proc/{}/ksm_merging_pages", self.number)).unwrap_or_default();
+        words::numbers(&text).next().unwrap_or(0) * PAGE_SIZE_BYTES as u64
     }
 
     /// Its mappings.
-    pub fn maps(&self) -> io::Result<String> {
+    pub fn maps(&self) -> io::Result<Vec<u8>> {
         maps_of(self.number)
     }
 
@@ -146,10 +147,8 @@ impl Process {
 fn resident_of(statm: &File) -> Option<i64> {
     let mut bytes = [0; 128];
     let length = statm.read_at(&mut bytes, 0).ok()?;
-    let text = std::str::from_utf8(&bytes[..length]).ok()?;
-    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
-    let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
-    (size > 0).then_some((resident - shared).max(0))
+    let [size, resident, shared] = words::first(&bytes[..length])?;
+    (size > 0).then_some(resident.saturating_sub(shared).cast_signed())
 }
 
 /// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more.
@@ -160,30 +159,37 @@ pub fn has_ended(thread: u32) -> bool {
 
 /// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in
 /// none.
-fn others_pages_of(rollup: &str) -> Option<i64> {
+fn others_pages_of(rollup: &(impl AsRef<[u8]> + ?Sized)) -> Option<i64> {
     let others_bytes = bytes_of(rollup, "Anonymous")?.saturating_sub(bytes_of(rollup, "Pss_Anon")?);
     Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
 }
 
 /// The maps of process `number`.
-pub fn maps_of(number: u32) -> io::Result<String> {
-    fs::read_to_string(format!("/proc/{number}/maps"))
+pub fn maps_of(number: u32) -> io::Result<Vec<u8>> {
+    fs::read(format!("/proc/{number}/maps"))
 }
 
 /// The maps with flags of process `number`.
-pub fn smaps(number: u32) -> io::Result<String> {
-    fs::read_to_string(format!("/proc/{number}/smaps"))
+pub fn smaps(number: u32) -> io::Result<Vec<u8>> {
+    fs::read(format!("/proc/{number}/smaps"))
+}
+
+/// The file `status` of process `number`.
+pub fn status_of(number: u32) -> io::Result<Vec<u8>> {
+    fs::read(format!("/proc/{number}/status"))
 }
 
 #[cfg(test)]
 mod tests {
+    use spillway_sys::proc_text::maps;
+
     use super::*;
 
     #[test]
     fn this_process_has_memory_maps_and_control_blocks() {
         let process = Process::open(std::process::id()).unwrap();
         assert!(process.resident_pages().unwrap() > 0);
-        assert!(process.maps().unwrap().contains("[stack]"));
+        assert!(maps::all(&process.maps().unwrap()).any(|mapped| mapped.name == b"[stack]"));
         assert!(process.shared_bytes().is_some());
         assert!(process.others_pages().is_some() && process.minor_faults().unwrap() > 0);
         assert!(!process.kept_pages().unwrap().is_empty());

@@ -134,7 +134,7 @@ fn is_evictor_settling(seat: Option<&Seat>) -> bool {
 }
 
 /// What is left to the program, as far as it is still mapped: another mapping in its place may be paged again.
-fn left_alone(all: &mut Ranges, maps: &str) -> Vec<Range<u64>> {
+fn left_alone(all: &mut Ranges, maps: &[u8]) -> Vec<Range<u64>> {
     if !all.is_empty() {
         let mut left = Ranges::default();
         for mapped in maps::parse(maps) {
@@ -147,7 +147,7 @@ fn left_alone(all: &mut Ranges, maps: &str) -> Vec<Range<u64>> {
 
 /// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an evictor adds its seat
 /// and its staging area.
-fn pageable(maps: &str, own: &[Range<u64>], evictors: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
+fn pageable(maps: &[u8], own: &[Range<u64>], evictors: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
     let excluded: Vec<Range<u64>> = own.iter().cloned().chain(evictors).collect();
     maps::spans(&maps::parse(maps), &excluded)
 }
@@ -352,7 +352,7 @@ mod tests {
             line("9000-c000", "r--p 00000000 00:01 8 /memfd:spillway-head (deleted)"),
             line("e000-f000", "rw-p 00000000 00:00 0"),
         ];
-        let spans = pageable(&maps.concat(), &own, Some(0xe000..0xf000));
+        let spans = pageable(maps.concat().as_bytes(), &own, Some(0xe000..0xf000));
         let mappings: Vec<Range<u64>> = spans.iter().flat_map(|span| span.mappings.clone()).collect();
         assert_eq!(mappings, [0x1000..0x2000, 0x7000..0x8000]);
         let touches = |one: &Range<u64>, other: &Range<u64>| one.start < other.end && other.start < one.end;

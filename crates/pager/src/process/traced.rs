@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use spillway_sys::proc_text::fields;
+
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::TRACED_LOOK_INTERVAL;
@@ -16,6 +18,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::pager_state::PagerState;
 use crate::process::Survey;
 use crate::process::calls::room_bytes;
+use crate::process::proc_files::status_of;
 
 /// See the module text.
 #[derive(Default)]
@@ -80,7 +83,7 @@ impl Survey {
         let own = std::process::id();
         for tracked in &self.tracked {
             let Some(process) = &tracked.process else { continue };
-            let seen = std::fs::read_to_string(format!("/proc/{}/status", process.number())).ok();
+            let seen = status_of(process.number()).ok();
             let Some(stop) = seen.and_then(|status| stop_of(&status)).filter(|stop| stop.tracer != own) else {
                 continue;
             };
@@ -119,10 +122,9 @@ fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
 }
 
 /// What `/proc/PID/status` says of a thread that is stopped for its tracer; `None` for any other.
-fn stop_of(status: &str) -> Option<Stop> {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-    let number = |name: &str| field(name)?.parse::<u64>().ok();
-    let is_stopped = field("State")?.starts_with('t');
+fn stop_of(status: &(impl AsRef<[u8]> + ?Sized)) -> Option<Stop> {
+    let number = |name: &str| fields::number_of(status, name);
+    let is_stopped = fields::value_of(status, "State")?.starts_with(b"t");
     let tracer = u32::try_from(number("TracerPid")?).ok().filter(|tracer| *tracer != 0 && is_stopped)?;
     Some(Stop { tracer, switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")? })
 }

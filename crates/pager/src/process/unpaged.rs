@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::Instant;
 
-use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::proc_text::{fields, maps, strings};
 use spillway_sys::process::children;
 
 use crate::budget::Budget;
 use crate::limits::{DESCENDANTS_MAX, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTERVAL, UNPAGED_SHARE};
 use crate::process::Survey;
+use crate::process::proc_files::{maps_of, status_of};
 
 /// The processes that were looked for and told of.
 #[derive(Debug, Default)]
@@ -84,26 +85,27 @@ fn descendants(process: u32) -> Vec<u32> {
 
 /// A process's name and anonymous memory.
 fn memory_of(process: u32) -> Option<(String, u64)> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let name = status.lines().find_map(|line| line.strip_prefix("Name:"))?.trim().to_owned();
-    Some((name, bytes_of(&status, "RssAnon")?))
+    let status = status_of(process).ok()?;
+    let name = String::from_utf8_lossy(fields::value_of(&status, "Name")?).into_owned();
+    Some((name, fields::bytes_of(&status, "RssAnon")?))
 }
 
 /// Why a process is not paged that was not met; none for one that is another pager's, or of which nothing can be known.
 fn cause(process: u32, variable: &str) -> Option<&'static str> {
     let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok().filter(|maps| !maps.is_empty())?;
-    let has = |name: &str| {
-        let mut variables = environment.split(|byte| *byte == 0);
-        variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
+    let text = maps_of(process).ok().filter(|text| !text.is_empty())?;
+    let maps_a_file = |part: &str| {
+        let is_in = |name: &[u8]| name.windows(part.len()).any(|found| found == part.as_bytes());
+        maps::all(&text).any(|mapped| !mapped.has_no_file() && is_in(mapped.name))
     };
+    let has = |name: &str| strings::variable(&environment, name);
     match has("SPILLWAY_PAGER") {
         None => Some("it was started with an environment of its own (env -i, sudo), which does not name the pager"),
         Some(other) if other != variable.as_bytes() => None,
-        Some(_) if maps.contains("/libspillway.so") => None,
+        Some(_) if maps_a_file("/libspillway.so") => None,
         // Its own memory comes first, and then that of the program, which loads the library like any other.
-        Some(_) if maps.contains("/valgrind/") => None,
-        Some(_) if !maps.contains("/ld-") && !maps.contains("/ld.so") => {
+        Some(_) if maps_a_file("/valgrind/") => None,
+        Some(_) if !maps_a_file("/ld-") && !maps_a_file("/ld.so") => {
             Some("it is a static program, which loads no library")
         }
         Some(_) if has("LD_PRELOAD").is_none() => {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::maps::{FileId, Mapped, Pieces};
 use super::mounts::Mount;
 use super::stat::Stat;
+use super::words::Call;
 use super::{cgroups, decimal, fields, hexadecimal, lines, maps, mounts, strings, swaps, unescaped, words};
 
 const HEAD: FileId = FileId { device: (0, 1), inode: 8 };
@@ -195,6 +196,18 @@ fn numbers_are_digits_only() {
     assert!([&b""[..], b"-1", b"+1", b" 1", b"1 "].into_iter().all(|text| decimal(text).is_none()));
     let texts = [(r"/swap\040file", "/swap file"), (r"/tail\04", r"/tail\04"), (r"\777\08", r"\777\08")];
     assert!(texts.iter().all(|(text, expected)| unescaped(text.as_bytes()).eq(expected.bytes())));
+}
+
+#[test]
+fn calls_of_threads_are_understood() {
+    let call = b"25 0x7f0000001000 0x1001 0x3000 0x3 0x7f0000009000 0x0 0x7ffc0 0x7f01\n";
+    let arguments = [0x7f00_0000_1000, 0x1001, 0x3000, 3, 0x7f00_0000_9000, 0];
+    assert_eq!((words::call(call), words::instruction(call)), (Some(Call::Number(25, arguments)), Some(0x7f01)));
+    assert_eq!((words::call(b"running\n"), words::instruction(b"running\n")), (Some(Call::Runs), None));
+    assert_eq!(words::call(b"-1 0x7ffc0 0x7f01\n"), Some(Call::Outside));
+    for text in ["", "\n", "walking", "25", "25 0x1000", "25 1 2 3 4 5 6"] {
+        assert_eq!(words::call(text.as_bytes()), None, "{text:?}");
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::request::Registers;
+use crate::proc_text::fields;
 use crate::process_memory;
 use crate::whereabouts::Whereabouts;
 
@@ -100,14 +101,8 @@ pub(super) fn blocks_more_than(process: u32, thread: u32, mask: u64) -> io::Resu
 }
 
 fn blocked_signals(process: u32, thread: u32) -> io::Result<u64> {
-    // The name in it may be cut in the middle of a letter.
     let status = fs::read(format!("/proc/{process}/task/{thread}/status"))?;
-    blocked(&String::from_utf8_lossy(&status)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
-}
-
-fn blocked(status: &str) -> Option<u64> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
+    fields::mask_of(&status, "SigBlk").ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
 /// Whether a call that is interrupted begins anew.
@@ -271,11 +266,5 @@ mod tests {
             call(libc::SYS_recvfrom, arguments)
         };
         assert!(receives(0) && !receives(libc::MSG_WAITALL));
-    }
-
-    #[test]
-    fn signals_that_are_blocked_are_told() {
-        assert_eq!(blocked("Name:\tx\nSigBlk:\t0000000000010000\n"), Some(0x10000));
-        assert_eq!(blocked("Name:\tx\n"), None);
     }
 }

@@ -122,7 +122,8 @@ impl Subjects for MachineSubjects {
 
 /// The name that a process has given itself, of which the kernel keeps 15 bytes, and that of its program's file.
 fn names_of(process: u32) -> Vec<String> {
-    let own = fs::read_to_string(format!("/proc/{process}/comm")).map(|name| name.trim_end().to_owned());
+    let own = fs::read(format!("/proc/{process}/comm"));
+    let own = own.map(|name| String::from_utf8_lossy(name.trim_ascii_end()).into_owned());
     let file = fs::read_link(format!("/proc/{process}/exe")).ok();
     let file = file.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     own.into_iter().chain(file).collect()
