@@ -80,6 +80,26 @@ fn a_pager_of_root_is_no_way_to_roots_rights() {
     assert!(stage.statistics()["pager"]["pages_out_dirty"].as_u64().unwrap() > 0, "agents were started");
 }
 
+/// Case `foreign-read`: what the pager wants to read of a program lies in memory that is never served. Another program
+/// is paged meanwhile, and the user is told of memory that is not.
+#[test]
+fn a_program_whose_memory_cannot_be_read_holds_no_other_up() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    let [unserved, exerciser] = [("unserved", "-pthread"), ("exerciser", "-pthread")]
+        .map(|(name, option)| stage.compile(name, &[option]).to_str().unwrap().to_owned());
+    let script = format!(
+        "{unserved} paged | {{ read word; env -u LD_PRELOAD {unserved} alone 40 | {{ read word
+            {exerciser} mremap 48 /nonexistent || exit 1; sleep 1; }}; }}"
+    );
+    let said = support::run(&mut stage.run(&OPTIONS, &["sh", "-c", &script])).done("the run");
+    assert!(said.errors.contains("(unserved) is not paged"), "{}", said.errors);
+    let statistics = stage.statistics();
+    assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 4096, "{statistics:#}");
+}
+
 /// What a process of a run has of `CAP_SYS_PTRACE` (capabilities(7)), by thread, with the thread's name.
 fn tracing_rights(process: &str) -> Vec<(String, bool)> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();

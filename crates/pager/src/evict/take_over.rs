@@ -87,7 +87,7 @@ impl Rescue<'_> {
         let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
         for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
-            let is_read = is_there(&pagemap, place(index))? && read_exact(self.process, place(index), content).is_ok();
+            let is_read = is_there(&pagemap, place(index))? && self.read(place(index), content)?;
             // Nothing is moved any more, so a page that is still there was there all the time.
             seen[index].staged = is_read && is_there(&pagemap, place(index))?;
         }
@@ -95,6 +95,14 @@ impl Rescue<'_> {
             *outcome = self.outcome(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);
         }
         Ok(true)
+    }
+
+    /// False: there is nothing to be read. An error: it is not known what there is.
+    fn read(&self, address: u64, content: &mut [u8]) -> io::Result<bool> {
+        match read_exact(self.process, address, content) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            result => Ok(result.is_ok()),
+        }
     }
 
     fn outcome(&self, index: usize, seen: Seen, content: &[u8]) -> EvictOutcome {

@@ -10,6 +10,7 @@
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub(super) struct Calls {
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
     waiting: Vec<Waiting>,
+    /// Calls whose arguments lie in memory that could not be read yet.
+    unread: Vec<(Arc<Listening>, CallNotice)>,
     under_way: Vec<UnderWay>,
 }
 
@@ -92,7 +95,7 @@ enum Effect {
 
 impl Calls {
     pub(super) fn new(probe: Probe) -> Self {
-        Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
+        Self { probe, listeners: Vec::new(), waiting: Vec::new(), unread: Vec::new(), under_way: Vec::new() }
     }
 
     /// Takes in what a program brought, if it did. False: its forks ask no pager that is known here, so it must not go
@@ -114,7 +117,10 @@ impl Calls {
     /// Whether a call that could change how an object is mapped would be heard of, and none is under way.
     pub(super) fn may_take_objects_in(&self) -> bool {
         let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
-        !self.listeners.is_empty() && self.waiting.is_empty() && self.under_way.iter().all(is_fork)
+        !self.listeners.is_empty()
+            && self.waiting.is_empty()
+            && self.unread.is_empty()
+            && self.under_way.iter().all(is_fork)
     }
 
     fn hears_forks(&self) -> bool {
@@ -154,6 +160,9 @@ impl Survey {
         }
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
+        }
+        for (listener, notice) in std::mem::take(&mut self.calls.unread) {
+            self.begin_call(&listener, notice, now);
         }
         let is_over = |one: &mut UnderWay| {
             let is_late = matches!(one.effect, Effect::Move(..)) && now.duration_since(one.since) > MOVE_PATIENCE;
@@ -197,8 +206,12 @@ impl Survey {
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
         earlier.into_iter().for_each(|one| self.end_call(one.effect));
+        let range = match range_of(&notice) {
+            // It waits for its own memory, as it would in the kernel.
+            Err(_) => return self.calls.unread.push((Arc::clone(listener), notice)),
+            Ok(range) => range,
+        };
         self.shared.counters.forks.add(u64::from(notice.called == Called::Fork));
-        let range = range_of(&notice);
         // What the kernel refuses anyhow, or does as ever, changes nothing here.
         let (range, mut concerned) = match range {
             Some(range) => (range, self.who_calls(notice.process)),
@@ -388,36 +401,47 @@ impl Survey {
     }
 }
 
-/// What a call changes; `None` if that is nothing that the pager has to do with.
-fn range_of(notice: &CallNotice) -> Option<Range<u64>> {
+/// What a call changes; `None` if that is nothing that the pager has to do with. An error: its arguments cannot be
+/// read yet.
+fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
     let range = match &notice.called {
-        Called::Fork => return Some(ALL),
-        Called::Guard(range) => range.clone(),
-        Called::Guards { vector, count } => (0..(*count).min(VECTOR_MAX))
-            .filter_map(|index| addresses(notice.process, vector.checked_add(16 * index)?))
-            .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?,
+        Called::Fork | Called::Shared { range: None, .. } => return Ok(Some(ALL)),
+        Called::Guard(range) => Some(range.clone()),
+        Called::Guards { vector, count } => addresses(notice.process, *vector, (*count).min(VECTOR_MAX))?
+            .into_iter()
+            .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end)),
         // `struct uffdio_range` is its begin.
-        Called::RegisterUserfaultfd { argument } => addresses(notice.process, *argument)?,
-        Called::Move(range) => {
-            let mappings = maps::parse(&proc_files::maps_of(notice.process).ok()?);
-            let touched = mappings.iter().filter(|one| one.range.start < range.end && range.start < one.range.end);
-            // One mapping is moved with its registration, and the kernel tells of that.
-            (touched.count() > 1).then(|| range.clone())?
-        }
-        Called::Shared { range: Some(range), .. } => range.start & !(PAGE - 1)..range.end,
-        Called::Shared { range: None, .. } => return Some(ALL),
+        Called::RegisterUserfaultfd { argument } => addresses(notice.process, *argument, 1)?.pop(),
+        Called::Move(range) => is_of_several(notice.process, range).then(|| range.clone()),
+        Called::Shared { range: Some(range), .. } => Some(range.start & !(PAGE - 1)..range.end),
     };
-    let range = range.start..range.end.checked_next_multiple_of(PAGE)?;
-    (range.start.is_multiple_of(PAGE) && !range.is_empty()).then_some(range)
+    let whole = |range: Range<u64>| Some(range.start..range.end.checked_next_multiple_of(PAGE)?);
+    Ok(range.and_then(whole).filter(|range| range.start.is_multiple_of(PAGE) && !range.is_empty()))
 }
 
-/// An address and a number of bytes behind it, as a program has them at `place`.
-fn addresses(process: u32, place: u64) -> Option<Range<u64>> {
-    let mut bytes = [0; 16];
-    read_exact(process, place, &mut bytes).ok()?;
-    let (start, length) = bytes.split_at(8);
+/// Whether several mappings lie in `range`. One is moved with its registration, and the kernel tells of that.
+fn is_of_several(process: u32, range: &Range<u64>) -> bool {
+    let Ok(text) = proc_files::maps_of(process) else { return false };
+    let mappings = maps::parse(&text);
+    mappings.iter().filter(|one| one.range.start < range.end && range.start < one.range.end).count() > 1
+}
+
+/// `count` pieces of memory, as a program has them at `place`: an address and a number of bytes each. None where the
+/// kernel cannot read that either.
+fn addresses(process: u32, place: u64, count: u64) -> io::Result<Vec<Range<u64>>> {
+    const PIECE_BYTES: usize = 16;
+    let mut bytes = vec![0; count as usize * PIECE_BYTES];
+    match read_exact(process, place, &mut bytes) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+        Err(_) => return Ok(Vec::new()),
+        Ok(()) => {}
+    }
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    Some(word(start)..word(start).checked_add(word(length))?)
+    let piece = |piece: &[u8]| {
+        let (start, length) = piece.split_at(8);
+        Some(word(start)..word(start).checked_add(word(length))?)
+    };
+    Ok(bytes.chunks_exact(PIECE_BYTES).filter_map(piece).collect())
 }
 
 /// Where in `range` a program has guards; `None` if the kernel does not say.

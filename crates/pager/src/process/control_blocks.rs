@@ -3,23 +3,22 @@
 //!
 //! The survey asks each millisecond, so what seldom changes is remembered: where a thread has its list. One call reads
 //! the heads of all lists, and only lists with locks in them are walked. Asking after each thread by itself took half
-//! of the survey's time beside a server with 30 threads.
+//! of the survey's time beside a server with 30 threads. A program can make its memory unreadable, and then what was
+//! read last counts.
 //!
 //! Invariant: a thread that the listing has and that was not asked yet is asked now. One remembered thread is asked
 //! again at each look, since a thread may set another list, and numbers of threads are used again.
 
+use std::io::ErrorKind;
+
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::process_memory::{read_exact, read_records, robust_list};
+use spillway_sys::process_memory::{robust_list, robust_locks};
 
 use crate::page_table::virtual_page::VirtualPage;
 
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq
 /// area, which lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
 const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
-
-/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold
-/// one or two.
-const ROBUST_LOCKS_MAX: usize = 64;
 
 /// A thread, and where it has the head of its robust list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +36,14 @@ pub(super) struct ControlBlocks {
     known: Vec<KnownThread>,
     /// Which of them is asked again next.
     next: usize,
+    /// Where the locks are that they hold, and the entries of these, as they were read last.
+    locks: Vec<u64>,
 }
 
 impl ControlBlocks {
     /// Of process `number`, of which no thread is known yet.
     pub(super) fn of(number: u32) -> Self {
-        Self { process: number, known: Vec::new(), next: 0 }
+        Self { process: number, known: Vec::new(), next: 0, locks: Vec::new() }
     }
 
     /// The pages that stay, in order, now that its threads are `listed`.
@@ -51,14 +52,18 @@ impl ControlBlocks {
         self.follow(&listed, robust_list);
         let heads: Vec<u64> = self.known.iter().filter_map(|thread| thread.head).collect();
         let mut pages = Vec::with_capacity(3 * heads.len());
-        for (head, record) in heads.iter().zip(read_records(self.process, &heads)) {
+        for head in &heads {
             let first = VirtualPage::containing(head.saturating_sub(CONTROL_BLOCK_BYTES));
-            let addresses = (first.address()..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES);
+            let addresses = (first.address()..=head.saturating_add(CONTROL_BLOCK_BYTES)).step_by(PAGE_SIZE_BYTES);
             pages.extend(addresses.map(VirtualPage::at));
-            if let Some(record) = record {
-                pages.extend(robust_locks(self.process, *head, record).into_iter().map(VirtualPage::containing));
-            }
         }
+        match robust_locks(self.process, &heads) {
+            Ok(locks) => self.locks = locks,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // It ended, or may not be looked into.
+            Err(_) => self.locks.clear(),
+        }
+        pages.extend(self.locks.iter().copied().map(VirtualPage::containing));
         pages.sort_unstable();
         pages.dedup();
         pages
@@ -86,31 +91,6 @@ impl ControlBlocks {
             })
         });
     }
-}
-
-/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the
-/// thread ends. `record` is what stands at the head (`struct robust_list_head` in `linux/futex.h`): the first entry,
-/// the distance from entries to locks, the one being taken. Reading an entry that is away waits for it, so this is
-/// not for threads that serve faults.
-fn robust_locks(process: u32, head: u64, [mut entry, distance, taking]: [u64; 3]) -> Vec<u64> {
-    let mut locks = Vec::new();
-    let mut note = |entry: u64| {
-        // The lowest bit says of what kind the lock is.
-        let entry = entry & !1;
-        locks.extend([entry, entry.wrapping_add(distance)]);
-        entry
-    };
-    if taking != 0 {
-        note(taking);
-    }
-    for _ in 0..ROBUST_LOCKS_MAX {
-        let mut next = [0; size_of::<u64>()];
-        if entry & !1 == head || read_exact(process, note(entry), &mut next).is_err() {
-            break;
-        }
-        entry = u64::from_ne_bytes(next);
-    }
-    locks
 }
 
 #[cfg(test)]
@@ -163,24 +143,5 @@ mod tests {
         let known = vec![(2, Some(2)), (3, Some(2)), (7, Some(6))];
         assert_eq!(look(&[2, 7], |_| Ok(Some(2))), (vec![2, 3], known), "2 is new, 3 was left out and had its turn");
         assert_eq!(look(&[2, 3], |number| (number != 7).then_some(Some(2)).ok_or(())).1, [(2, Some(2)), (3, Some(2))]);
-    }
-
-    #[test]
-    fn locks_are_found_through_their_list() {
-        // A list as a thread would have it: two locks at their distance, one being taken, and the way back to the head.
-        let mut list = Box::new([0_u64; 8]);
-        let base = list.as_ptr() as u64;
-        let at = |index: u64| base + index * 8;
-        *list = [at(4), 8, at(6) | 1, 0, at(5) | 1, base, 0, 0];
-        let own = std::process::id();
-        let head = [list[0], list[1], list[2]];
-        let mut found = robust_locks(own, base, head);
-        found.sort_unstable();
-        assert_eq!(found, [at(4), at(5), at(5), at(6), at(6), at(7)]);
-        // One that leads nowhere, or in a circle, comes to an end.
-        list[4] = 8;
-        assert_eq!(robust_locks(own, base, head).len(), 6);
-        list[4] = at(4);
-        assert!(robust_locks(own, base, head).len() <= 2 * ROBUST_LOCKS_MAX + 2);
     }
 }

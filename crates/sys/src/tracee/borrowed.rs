@@ -190,8 +190,10 @@ impl Saved {
         if matches!(registers.system_call(), Some(libc::SYS_execve | libc::SYS_execveat)) {
             return Err(TraceError::Unsuitable("it has just become another program"));
         }
-        if request::is_in_restartable_sequence(process, thread, registers.instruction())? {
-            return Err(TraceError::Unsuitable("it is in a restartable sequence"));
+        match request::is_in_restartable_sequence(process, thread, registers.instruction()) {
+            Ok(false) => {}
+            Ok(true) => return Err(TraceError::Unsuitable("it is in a restartable sequence")),
+            Err(_) => return Err(TraceError::Unsuitable("its restartable sequence cannot be read now")),
         }
         let signal_mask = request::signal_mask(thread)?;
         if waiting::blocks_more_than(process, thread, signal_mask)? {

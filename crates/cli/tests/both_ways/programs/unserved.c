@@ -1,0 +1,110 @@
+/* A program that makes its memory unreadable: what others may want to read of it lies in pages of a userfaultfd of its
+ * own, which it never serves.
+ *
+ * `unserved paged`: its list of robust locks, the vector of a process_madvise(2) under way, the mask of a pselect6(2)
+ * under way. `unserved alone MIB`: its arguments and environment, while it has so much memory.
+ *
+ * It says "ready", and ends when nobody listens to it any more. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+
+static int userfaultfd;
+static char **variables;
+
+static void never_serve(void *start, size_t length)
+{
+    struct uffdio_register range = {.range = {(uintptr_t)start, length}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    for (int tries = 0; ioctl(userfaultfd, UFFDIO_REGISTER, &range); tries++) {
+        if (tries == 100) {
+            perror("UFFDIO_REGISTER");
+            _exit(2);
+        }
+        usleep(100000);
+    }
+}
+
+static char *unserved_page(void)
+{
+    char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    never_serve(page, PAGE);
+    return page;
+}
+
+static void *change_guards(void *vector)
+{
+    int self = syscall(SYS_pidfd_open, getpid(), 0);
+    syscall(SYS_process_madvise, self, vector, 4, 102, 0);
+    return NULL;
+}
+
+static void *select_nothing(void *mask)
+{
+    syscall(SYS_pselect6, 0, NULL, NULL, NULL, NULL, mask);
+    return NULL;
+}
+
+static void ready(void)
+{
+    static const char word[] = "ready\n";
+    for (;;) {
+        if (write(1, word, sizeof word - 1) < 0)
+            _exit(0);
+        usleep(100000);
+    }
+}
+
+static void paged(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, change_guards, unserved_page());
+    pthread_create(&thread, NULL, select_nothing, unserved_page());
+    if (syscall(SYS_set_robust_list, unserved_page(), 24))
+        _exit(2);
+    ready();
+}
+
+static void *lose_environment(void *bytes)
+{
+    volatile char *memory = malloc((size_t)bytes);
+    for (size_t at = 0; at < (size_t)bytes; at += PAGE)
+        memory[at] = 1;
+    char *first = (char *)((uintptr_t)variables[0] & -PAGE), *end = first + PAGE;
+    unsigned char there;
+    while (mincore(end, PAGE, &there) == 0)
+        end += PAGE;
+    never_serve(first, end - first);
+    madvise(first, end - first, MADV_DONTNEED);
+    ready();
+    return NULL;
+}
+
+int main(int count, char **arguments, char **environment)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    userfaultfd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (userfaultfd < 0 || ioctl(userfaultfd, UFFDIO_API, &api)) {
+        perror("userfaultfd");
+        return 2;
+    }
+    signal(SIGPIPE, SIG_DFL);
+    if (count == 2)
+        paged();
+    pthread_t thread;
+    variables = environment;
+    pthread_create(&thread, NULL, lose_environment, (void *)((size_t)atol(arguments[2]) << 20));
+    for (;;)
+        pause();
+}

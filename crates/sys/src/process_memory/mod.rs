@@ -1,0 +1,193 @@
+//! Another process's memory, read from outside (process_vm_readv(2)), and where a thread keeps what the kernel itself
+//! reads.
+//!
+//! No thread reads it itself: another process can make a read wait for ever (`reader`). A read that takes longer than
+//! some milliseconds fails ([`io::ErrorKind::WouldBlock`]), and may be tried again. One task reads for all programs of
+//! a user, so a program can hold up reads of its own user's programs only. A program whose memory made a task hang is
+//! not read for a while, which grows each time.
+//!
+//! Only for processes that one may trace.
+
+mod reader;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::reader::{HEAD_BYTES, Job, Reader, Unread};
+use crate::process::ProcessIdentity;
+
+/// Fills `target` with what stands at `address` of process `pid`.
+pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
+    let job = read(Job::new(pid, &[address], target.len()))?;
+    if job.is_read != [true] {
+        return Err(io::Error::from_raw_os_error(libc::EFAULT));
+    }
+    target.copy_from_slice(&job.bytes);
+    Ok(())
+}
+
+/// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read.
+pub fn read_words(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
+    let job = read(Job::new(pid, addresses, size_of::<u32>()))?;
+    let word = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().expect("a word has four bytes"));
+    let words = job.bytes.chunks_exact(size_of::<u32>()).map(word);
+    Ok(words.zip(job.is_read).map(|(word, is_read)| is_read.then_some(word)).collect())
+}
+
+/// Where the robust locks are, and their entries, that threads of process `pid` hold or are just taking: the kernel
+/// marks them when the thread ends. `heads` are those of the threads' lists ([`robust_list`]).
+pub fn robust_locks(pid: u32, heads: &[u64]) -> io::Result<Vec<u64>> {
+    Ok(read(Job::new(pid, heads, HEAD_BYTES).with_locks(LOCKS_MAX))?.locks)
+}
+
+/// Robust locks of one process that are looked at.
+const LOCKS_MAX: usize = 1024;
+
+/// Tasks at a time: that many users have programs in few runs.
+const READERS_MAX: usize = 64;
+
+/// How long it is known whose program a process is.
+const USER_KNOWN: Duration = Duration::from_secs(1);
+
+/// How long a program is not read at first after its memory made a task hang, and at most.
+const PAUSE_MIN: Duration = Duration::from_secs(4);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// Processes of which something is remembered.
+const KNOWN_MAX: usize = 4096;
+
+/// A program whose memory made a task hang.
+#[derive(Debug)]
+struct Hung {
+    process: ProcessIdentity,
+    until: Instant,
+    pause: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Readers {
+    /// By user.
+    readers: HashMap<u32, Arc<Mutex<Reader>>>,
+    /// Whose program a process is, and when that was looked up.
+    users: HashMap<u32, (u32, Instant)>,
+    hung: HashMap<u32, Hung>,
+}
+
+fn readers() -> std::sync::MutexGuard<'static, Readers> {
+    static READERS: OnceLock<Mutex<Readers>> = OnceLock::new();
+    READERS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read(job: Job) -> io::Result<Job> {
+    let reader = readers().reader_for(job.process(), Instant::now())?;
+    let answer = reader.lock().unwrap_or_else(PoisonError::into_inner).read(job);
+    answer.map_err(|unread| match unread {
+        Unread::Later => io::ErrorKind::WouldBlock.into(),
+        Unread::Hung(process) => {
+            readers().note_hung(process, Instant::now());
+            io::ErrorKind::WouldBlock.into()
+        }
+        Unread::Kernel(error) => error,
+    })
+}
+
+impl Readers {
+    /// The reader of the programs of the user whose program `process` is.
+    fn reader_for(&mut self, process: u32, now: Instant) -> io::Result<Arc<Mutex<Reader>>> {
+        if let Some(hung) = self.hung.get(&process).filter(|hung| now < hung.until) {
+            if hung.process.is_alive()? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.hung.remove(&process);
+        }
+        let user = match self.users.get(&process) {
+            Some((user, at)) if now.saturating_duration_since(*at) < USER_KNOWN => *user,
+            _ => {
+                let user = user_of(process)?;
+                self.users.retain(|_, (_, at)| now.saturating_duration_since(*at) < USER_KNOWN);
+                self.users.insert(process, (user, now));
+                user
+            }
+        };
+        if self.readers.len() >= READERS_MAX && !self.readers.contains_key(&user) {
+            // None of them is used just now, or it is used on.
+            self.readers.clear();
+        }
+        Ok(Arc::clone(self.readers.entry(user).or_default()))
+    }
+
+    fn note_hung(&mut self, process: u32, now: Instant) {
+        let Ok(Some(identity)) = ProcessIdentity::of(process) else { return };
+        if self.hung.len() >= KNOWN_MAX {
+            self.hung.retain(|_, hung| now < hung.until);
+        }
+        let known = self.hung.get(&process).filter(|hung| hung.process == identity);
+        let pause = known.map_or(PAUSE_MIN, |hung| (hung.pause * 2).min(PAUSE_MAX));
+        self.hung.insert(process, Hung { process: identity, until: now + pause, pause });
+    }
+}
+
+/// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
+fn user_of(process: u32) -> io::Result<u32> {
+    let status = fs::read(format!("/proc/{process}/status"))?;
+    // The name in it may be cut in the middle of a letter.
+    let status = String::from_utf8_lossy(&status);
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    users
+        .and_then(|users| users.split_ascii_whitespace().next()?.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Where thread `thread` has the head of its list of robust futexes (get_robust_list(2)), which lies in its control
+/// block. The kernel walks the list when the thread ends, and gets no fault served then; so this page and its
+/// neighbours stay where they are. `None` for a thread without a list.
+pub fn robust_list(thread: u32) -> io::Result<Option<u64>> {
+    let (mut head, mut length) = (0_u64, 0_usize);
+    // SAFETY: the kernel writes an address and a length into two words of ours.
+    let result =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, thread.cast_signed(), &raw mut head, &raw mut length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok((head != 0).then_some(head)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_words_are_read_and_what_cannot_be_is_an_error() {
+        let (pid, words) = (std::process::id(), [1_u32, 2, 3]);
+        let address = words.as_ptr() as u64;
+        let mut bytes = [0; 8];
+        patiently(|| read_exact(pid, address + 4, &mut bytes)).unwrap();
+        assert_eq!(bytes, [2_u32.to_ne_bytes(), 3_u32.to_ne_bytes()].concat()[..]);
+        assert_eq!(patiently(|| read_words(pid, &[8, address + 8])).unwrap(), [None, Some(3)]);
+        let error = patiently(|| read_exact(pid, 8, &mut bytes)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "nothing is mapped there");
+        assert!(patiently(|| read_exact(u32::MAX >> 1, 8, &mut bytes)).is_err(), "no such process");
+    }
+
+    /// A busy machine may keep the task from running.
+    fn patiently<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            match read() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {}
+                result => return result,
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_of_glibc_has_a_robust_list_in_its_memory() {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let head = robust_list(thread).unwrap().expect("glibc sets one for every thread");
+        // The list is empty, so its head points to itself.
+        let mut first = [0; 8];
+        patiently(|| read_exact(std::process::id(), head, &mut first)).unwrap();
+        assert_eq!(u64::from_ne_bytes(first), head);
+        assert!(robust_list(u32::MAX >> 1).is_err());
+    }
+}
