@@ -61,12 +61,32 @@ fn describe(view: &ClusterView) -> String {
         let _ = writeln!(text, "the key changes: this machine uses {used} and accepts {accepted}");
     }
     let mut rows = vec![COLUMNS.map(str::to_owned)];
-    rows.extend(view.members.iter().map(row));
+    // Each class in the order of addresses: this machine, those that answered, those that were only named, the dead.
+    let class = |member: &MemberView| {
+        let is_dead = ["gone", "left"].contains(&member.state.as_str());
+        if member.is_self {
+            0
+        } else if is_dead {
+            3
+        } else {
+            2 - u8::from(member.answered)
+        }
+    };
+    let mut members: Vec<&MemberView> = view.members.iter().collect();
+    let more = members.len().saturating_sub(limits::CLUSTER_ROWS_MAX);
+    if more > 0 {
+        members.sort_by_key(|member| class(member));
+        members.truncate(limits::CLUSTER_ROWS_MAX);
+    }
+    rows.extend(members.into_iter().map(row));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
     for row in &rows {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+    if more > 0 {
+        let _ = writeln!(text, "and {more} more machines; `spillway cluster --json` has all");
     }
     for warning in &view.warnings {
         let _ = writeln!(text, "warning: {warning}");
@@ -76,6 +96,8 @@ fn describe(view: &ClusterView) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spillway_fabric::limits::MEMBERS_MAX;
+
     use super::*;
     use crate::agent::cluster::view::TrafficView;
 
@@ -87,6 +109,7 @@ mod tests {
             generation: Some(1),
             state: state.to_owned(),
             is_self: name == Some("node1"),
+            answered: true,
             zone: None,
             rack: None,
             quota_bytes: name.map(|_| 1 << 30),
@@ -95,6 +118,40 @@ mod tests {
             release: None,
             wire_version: None,
         }
+    }
+
+    #[test]
+    fn of_too_many_machines_those_that_answered_are_shown_and_all_fit_an_answer() {
+        let mut made_up = member(Some(&"\"".repeat(32)), "suspect");
+        made_up.answered = false;
+        made_up.address = format!("[{}]:65535", vec!["ffff"; 8].join(":"));
+        (made_up.generation, made_up.quota_bytes) = (Some(u64::MAX), Some(u64::MAX));
+        (made_up.lent_bytes, made_up.used_bytes, made_up.wire_version) =
+            (Some(u64::MAX), Some(u64::MAX), Some(u16::MAX));
+        (made_up.zone, made_up.rack, made_up.release) =
+            (made_up.name.clone(), made_up.name.clone(), made_up.name.clone());
+        let mut view = ClusterView {
+            name: "home".to_owned(),
+            discovery: "gossip".to_owned(),
+            sealed: true,
+            key_file: None,
+            key_ids: Vec::new(),
+            machine: String::new(),
+            identity_file: String::new(),
+            members: vec![made_up; MEMBERS_MAX],
+            warnings: Vec::new(),
+            traffic: TrafficView::default(),
+        };
+        view.members.push(member(Some("node1"), "alive"));
+        view.members.push(member(Some("node2"), "alive"));
+        assert!((serde_json::to_vec(&view).unwrap().len() as u64) < limits::STATUS_LINE_BYTES_MAX);
+        let text = describe(&view);
+        assert!(
+            text.contains("node1*") && text.contains("node2") && text.contains("more machines"),
+            "{}",
+            &text[..600]
+        );
+        assert!(text.lines().count() < limits::CLUSTER_ROWS_MAX + 5);
     }
 
     #[test]

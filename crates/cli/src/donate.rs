@@ -240,7 +240,7 @@ pub(crate) struct DonorLimits {
 
 impl std::fmt::Display for DonorLimits {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let machine_limit = self.machine_limit_bytes.map_or_else(|| "all".to_owned(), human);
+        let machine_limit = self.machine_limit_bytes.map_or_else(|| "all until others ask".to_owned(), human);
         let (memory, headroom) = (human(self.memory_bytes), human(self.headroom_bytes));
         write!(formatter, "lends up to {memory} and keeps {headroom} free; one machine gets at most {machine_limit}")
     }

@@ -150,6 +150,9 @@ pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 /// How often a device looks what to write to the log of changes: a reader's second; a look goes over all its slabs.
 pub(crate) const STATE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Machines that `spillway cluster` shows in its table: the largest cluster that the simulation is made for.
+pub(crate) const CLUSTER_ROWS_MAX: usize = 1024;
+
 /// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
 pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
 

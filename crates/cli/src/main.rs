@@ -104,7 +104,8 @@ fn main() -> ExitCode {
     match execute(Arguments::parse().command, io_flusher) {
         Ok(ending) => end(ending),
         Err(failure) => {
-            eprintln!("{}spillway: {failure}", log_writer::prefix(tracing::Level::ERROR));
+            let failed = output::shown(&failure.to_string());
+            eprintln!("{}spillway: {failed}", log_writer::prefix(tracing::Level::ERROR));
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);
             }

@@ -1,8 +1,10 @@
 //! Results on standard output. A reader that went away (a closed pipe) is no failure.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use spillway_fabric::plain_text::plain;
 
 use crate::failure::Failure;
 
@@ -10,21 +12,46 @@ use crate::failure::Failure;
 pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
     line.push('\n');
-    text(&line)
+    write(&line)
 }
 
 /// One JSON document on a line of its own, for readers that wait for it.
 pub(crate) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_string(value).map_err(Failure::failed)?;
     line.push('\n');
-    text(&line)
+    write(&line)
 }
 
-/// Text for people.
+/// Text for people: lines and tabulators, and nothing else that a terminal obeys.
 pub(crate) fn text(text: &str) -> Result<(), Failure> {
+    write(&shown(text))
+}
+
+/// `text` as a terminal may have it.
+pub(crate) fn shown(text: &str) -> String {
+    text.split_inclusive(['\n', '\t'])
+        .flat_map(|part| {
+            let end = part.trim_end_matches(['\n', '\t']).len();
+            [plain(&part[..end]), Cow::Borrowed(&part[end..])]
+        })
+        .collect()
+}
+
+fn write(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::during("standard output", error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_columns_stay_and_what_a_terminal_obeys_does_not() {
+        assert_eq!(shown("a\tb\n\nc"), "a\tb\n\nc");
+        assert_eq!(shown("a\u{1b}[2J\nb\r\u{202e}c\n"), "a\u{fffd}[2J\nb\u{fffd}\u{fffd}c\n");
     }
 }

@@ -65,7 +65,7 @@ pub struct DonorConfig {
     pub unix_path: Option<PathBuf>,
     /// What borrowers have to prove; without it, only this host is listened to.
     pub key: Option<KeySource>,
-    /// Most to lend to the volumes of one machine together.
+    /// Most to lend to the volumes of one machine together; without it, a machine has to make room for others.
     pub machine_limit_bytes: Option<u64>,
     /// What machines get of the bandwidth over TCP, in relation to each other.
     pub weights: Weights,

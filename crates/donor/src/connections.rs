@@ -50,7 +50,7 @@ impl Source {
 }
 
 /// The machine that a connection comes from, as far as its address tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Machine {
     /// The donor's own.
     Here,
@@ -90,6 +90,8 @@ struct Entry {
     socket: OwnedFd,
     source: Source,
     standing: Standing,
+    /// Its first bytes were those of a borrower.
+    is_shown: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +141,9 @@ impl Connections {
         open.coming = open.coming.saturating_sub(1);
     }
 
-    /// A place for a new connection over `socket`, for which an older unproven one may have to go; `None` if all were
-    /// ended.
-    pub fn enter(&self, socket: impl AsFd, source: Source) -> Option<Place<'_>> {
+    /// A place for a new connection over `socket`, for which an older unproven one may have to go, first one that is
+    /// not shown to be a borrower's; `None` if all were ended.
+    pub fn enter(&self, socket: impl AsFd, source: Source, is_shown: bool) -> Option<Place<'_>> {
         let socket = socket.as_fd().try_clone_to_owned();
         let mut open = self.lock();
         open.coming = open.coming.saturating_sub(1);
@@ -153,7 +155,7 @@ impl Connections {
         open.drop_oldest(UNPROVEN_MAX, |_| true);
         let number = open.next;
         open.next += 1;
-        open.entries.insert(number, Entry { socket, source, standing: Standing::Unproven });
+        open.entries.insert(number, Entry { socket, source, standing: Standing::Unproven, is_shown });
         self.changed.notify_all();
         Some(Place { connections: self, number, source })
     }
@@ -194,9 +196,11 @@ impl Open {
     /// Makes room for one more among the unproven ones that `counts` names, of which there may be `bound`.
     fn drop_oldest(&mut self, bound: usize, counts: impl Fn(&Entry) -> bool) {
         let unproven = |entry: &&mut Entry| entry.standing == Standing::Unproven && counts(entry);
-        let count = self.entries.values_mut().filter(unproven).count();
-        let over = (count + 1).saturating_sub(bound);
-        self.entries.values_mut().filter(unproven).take(over).for_each(Entry::give_way);
+        let mut found: Vec<&mut Entry> = self.entries.values_mut().filter(unproven).collect();
+        let over = (found.len() + 1).saturating_sub(bound);
+        // Stable: of equals, the oldest comes first.
+        found.sort_by_key(|entry| entry.is_shown);
+        found.into_iter().take(over).for_each(Entry::give_way);
     }
 
     /// Whether `source` may have one more proven connection, of `session`.
@@ -297,7 +301,7 @@ mod tests {
         for number in 0..UNPROVEN_MAX {
             assert!(connections.await_room(soon()));
             let (own, peer) = UnixStream::pair().unwrap();
-            places.push(connections.enter(&own, elsewhere(number)).unwrap());
+            places.push(connections.enter(&own, elsewhere(number), false).unwrap());
             peers.push(peer);
         }
         assert!(!connections.await_room(soon()), "one gave way, and its thread is still there");
@@ -364,7 +368,7 @@ mod tests {
     ) -> Vec<(Place<'_>, UnixStream, UnixStream)> {
         let enter = |index| {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            (connections.enter(&ours, source(index)).unwrap(), ours, theirs)
+            (connections.enter(&ours, source(index), false).unwrap(), ours, theirs)
         };
         (0..count).map(enter).collect()
     }
@@ -400,7 +404,7 @@ mod tests {
         assert!(is_ended(&crowd[0].1) && !crowd[0].0.belongs_to(SessionId(1)));
         let socket = crowd.remove(0).1;
         assert!(connections.wait_empty(Duration::ZERO));
-        assert!(connections.enter(&socket, HERE).is_none());
+        assert!(connections.enter(&socket, HERE, false).is_none());
     }
 
     #[test]
@@ -430,6 +434,16 @@ mod tests {
     }
 
     #[test]
+    fn one_that_showed_the_key_goes_last() {
+        let connections = Connections::default();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let _place = connections.enter(&ours, HERE, true).unwrap();
+        let _mute = crowd(&connections, 3 * UNPROVEN_PER_SOURCE_MAX, |_| HERE);
+        let _others = crowd(&connections, 3 * UNPROVEN_MAX, elsewhere);
+        assert!(!is_ended(&ours));
+    }
+
+    #[test]
     fn a_places_end_makes_room() {
         let connections = Connections::default();
         let mut mute = crowd(&connections, UNPROVEN_PER_SOURCE_MAX, |_| HERE);
@@ -443,7 +457,7 @@ mod tests {
         let connections = Connections::default();
         let enter = |source: Source| {
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            connections.enter(&ours, source).unwrap()
+            connections.enter(&ours, source, false).unwrap()
         };
         let prove = |number: usize| {
             let place = enter(HERE);

@@ -19,7 +19,7 @@ use crate::housekeeper;
 use crate::lender::{Input, Lender, LenderConfig};
 use crate::limits::{SAMPLE_INTERVAL, SLABS_PREPARED_MAX, STOP_DEADLINE};
 use crate::listen::Listener;
-use crate::server::accept_connections;
+use crate::server::{accept_connections, watch_door};
 use crate::session::Session;
 use crate::status::{Counters, DonorStatus, SessionStatus};
 
@@ -60,6 +60,8 @@ impl Donor {
     fn start_threads(&mut self) -> Result<(), DonorError> {
         let shared = Arc::clone(&self.shared);
         self.threads.push(spawn("donor-keeper", move || housekeeper::run(&shared))?);
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(spawn("donor-door", move || watch_door(&shared))?);
         for listener in &self.listeners {
             let (shared, listener) = (Arc::clone(&self.shared), Arc::clone(listener));
             self.threads.push(spawn("donor-listener", move || accept_connections(&shared, &listener))?);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::Welcome;
 use spillway_fabric::key_source::KeySource;
+use spillway_fabric::plain_text::is_plain;
 use spillway_fabric::site::Site;
 use spillway_fabric::tcp::{Shares, Weights};
 use spillway_fabric::units::DonorId;
@@ -16,9 +17,11 @@ use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
 use crate::complaints::Complaints;
 use crate::connections::{Connections, Source};
+use crate::door::Door;
 use crate::handshake_rates::HandshakeRates;
 use crate::lender::leases::SessionId;
 use crate::lender::{Input, Lender, Make};
+use crate::listen::Peer;
 use crate::session::Session;
 use crate::shell::{Rest, Shell};
 use crate::slab_memory::SlabMemory;
@@ -34,6 +37,8 @@ pub(crate) struct DonorState {
     pub(crate) unix_path: Option<PathBuf>,
     pub(crate) connections: Connections,
     rates: Mutex<HandshakeRates>,
+    /// Where connections wait that came too often.
+    pub(crate) door: Door,
     /// What each machine gets of the bandwidth over TCP.
     pub(crate) shares: Shares,
     stopping: AtomicBool,
@@ -62,6 +67,7 @@ impl DonorState {
             unix_path,
             connections: Connections::default(),
             rates: Mutex::default(),
+            door: Door::new(id.0 as u64),
             shares: Shares::new(weights),
             stopping: AtomicBool::new(false),
             connections_refused: AtomicU64::new(0),
@@ -82,6 +88,12 @@ impl DonorState {
     /// Whether a connection of `source` may begin a handshake now.
     pub(crate) fn admits(&self, source: Source) -> bool {
         self.rates.lock().expect("no thread panics with the rates locked").admit(source, Instant::now())
+    }
+
+    /// A connection came too often, and showed nothing.
+    pub(crate) fn turn_away(&self, peer: &Peer) {
+        self.connections_refused.fetch_add(1, Ordering::Relaxed);
+        self.complain(&format!("{} is turned away: too many handshakes that proved nothing", peer.name));
     }
 
     /// A connection of `source` has proven itself.
@@ -113,6 +125,7 @@ impl DonorState {
         // A thread that looked before waits by now.
         drop(self.lock());
         self.changed.notify_all();
+        self.door.close();
         did
     }
 
@@ -167,7 +180,8 @@ impl DonorState {
 }
 
 fn welcome(donor: DonorId, host: [u8; 16], unix_path: Option<&Path>, site: Site) -> Welcome {
-    let unix_path = unix_path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    // A path that cannot be told as it is would lead borrowers elsewhere.
+    let unix_path = unix_path.and_then(Path::to_str).filter(|path| is_plain(path)).unwrap_or_default().to_owned();
     let token = SessionToken([0; _]);
     Welcome {
         version: WIRE_VERSION,

@@ -10,7 +10,8 @@
 //!   [`lender::leases`]: which borrower holds what; [`lender::eviction`]: what to ask back; [`lender::preparation`]:
 //!   which slabs to make ahead.
 //! - [`donor`]: starting, stopping, draining.
-//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often.
+//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often;
+//!   `door`: where those wait that come too often.
 //!   [`complaints`]: what strangers cause in the log.
 //! - `conversation`: the control thread of one borrower; `session`: the session as all threads see it.
 //! - `donor_state`: what threads share; `shell`: from the Lender's outputs to what is done.
@@ -26,6 +27,7 @@ pub mod connections;
 mod conversation;
 pub mod donor;
 mod donor_state;
+mod door;
 pub mod handshake_rates;
 pub mod host_memory;
 mod housekeeper;

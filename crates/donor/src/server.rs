@@ -13,6 +13,7 @@ use spillway_fabric::wire::preface::Role;
 use crate::connections::Place;
 use crate::conversation::{self, SessionEnd};
 use crate::donor_state::DonorState;
+use crate::door;
 use crate::lender::Input;
 use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
@@ -33,17 +34,27 @@ pub(crate) fn accept_connections(shared: &Arc<DonorState>, listener: &Listener) 
 }
 
 fn start_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer) {
-    if !shared.admits(peer.source) {
-        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
-        return shared.complain(&format!("{} is turned away: too many handshakes that proved nothing", peer.name));
+    if shared.admits(peer.source) {
+        return admit_connection(shared, stream, peer, false);
     }
+    // Without a key there is nothing to show.
+    let turned_away = if shared.key.is_some() { shared.door.hold(stream, peer) } else { Some(peer) };
+    turned_away.into_iter().for_each(|peer| shared.turn_away(&peer));
+}
+
+/// Lets connections in that wait at the door, until the donor stops.
+pub(crate) fn watch_door(shared: &Arc<DonorState>) {
+    door::watch(shared, |stream, peer| admit_connection(shared, stream, peer, true));
+}
+
+fn admit_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer, is_shown: bool) {
     // A thread for each that came, wherever it is in its life: strangers can come faster than threads leave.
     if !shared.connections.await_room(Instant::now() + ROOM_PATIENCE) {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
         return shared.complain(&format!("{} is turned away: too many connections are on their way out", peer.name));
     }
     let for_thread = Arc::clone(shared);
-    let serve = move || serve_connection(&for_thread, stream, &peer);
+    let serve = move || serve_connection(&for_thread, stream, &peer, is_shown);
     if let Err(error) = thread::Builder::new().name("donor-peer".to_owned()).spawn(serve) {
         shared.connections.give_up_room();
         shared.complain(&format!("a connection is refused, its thread cannot start: {error}"));
@@ -52,9 +63,9 @@ fn start_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer) {
 }
 
 /// Finds out what the peer wants, and serves it to the end.
-fn serve_connection(shared: &DonorState, stream: OwnedFd, peer: &Peer) {
+fn serve_connection(shared: &DonorState, stream: OwnedFd, peer: &Peer, is_shown: bool) {
     let (peer, source) = (peer.name.as_str(), peer.source);
-    let Some(place) = shared.connections.enter(&stream, source) else {
+    let Some(place) = shared.connections.enter(&stream, source, is_shown) else {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
         return;
     };

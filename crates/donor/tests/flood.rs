@@ -145,3 +145,47 @@ fn a_flood_of_strangers_leaves_a_borrower_served() {
         assert!(Instant::now() < deadline, "the donor goes on");
     }
 }
+
+/// A program without the key has the borrower's address: it opens connections as fast as it can, and holds them half
+/// open.
+#[test]
+fn half_open_connections_of_its_own_address_keep_no_borrower_out() {
+    let key = ClusterKey::from_bytes([7; 32]);
+    let donor = TestDonor::start(4, Some(key.clone()));
+    let address = donor.donor.tcp_address().unwrap();
+    let over = AtomicBool::new(false);
+    let half_open = || {
+        let mut held = std::collections::VecDeque::new();
+        while !over.load(Ordering::Relaxed) {
+            let Ok(mut stream) = TcpStream::connect(address) else { continue };
+            let _may_be_closed = stream.write_all(&preface::encode(Role::Control)[..held.len() % 9]);
+            held.push_back(stream);
+            if held.len() > HELD_MAX {
+                held.pop_front();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(half_open);
+        donor.wait_until("the address has used up what it may begin", |status| {
+            status.counters.connections_refused > 20 * REFUSED_MIN
+        });
+        let mut tries = 0;
+        for _ in 0..5 {
+            let mut borrower = loop {
+                tries += 1;
+                match Borrower::open(donor.dial_tcp(), Some(&key), false) {
+                    Ok(borrower) => break borrower,
+                    Err(_) if tries < 25 => {}
+                    Err(error) => {
+                        over.store(true, Ordering::Relaxed);
+                        panic!("a borrower is kept out: {error}");
+                    }
+                }
+            };
+            let (slab, _) = borrower.lease();
+            borrower.release(slab);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}

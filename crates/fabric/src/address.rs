@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::plain_text::{is_plain, plain};
+
 /// A donor's address: `HOST:PORT`, or `unix:PATH` for one on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DonorAddress {
@@ -36,7 +38,10 @@ impl FromStr for DonorAddress {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let error = || AddressError { text: text.to_owned() };
+        let error = || AddressError { text: plain(text).into_owned() };
+        if !is_plain(text) {
+            return Err(error());
+        }
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.starts_with('/') { Ok(Self::Unix(path.into())) } else { Err(error()) };
         }

@@ -80,6 +80,7 @@ fn settings(number: u8) -> Settings {
         cluster: "test".to_owned(),
         key: Some(ClusterKey::from_bytes([1; 32])),
         profile: Profile::default(),
+        clock_ms: 0,
         seed: number.into(),
         sender: [number; 16],
     }

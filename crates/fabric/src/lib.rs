@@ -16,6 +16,7 @@
 //! - [`rdma`]: slabs anywhere, read and written by network adapters.
 //! - [`mod@file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
+//! - [`plain_text`]: what of other machines' texts may reach a terminal.
 //! - [`key`]: the cluster's shared secret.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 //! - [`membership`]: which machines belong to the cluster; [`site`]: where each stands.
@@ -36,6 +37,7 @@ pub mod key_source;
 pub mod limits;
 pub mod membership;
 pub mod patience;
+pub mod plain_text;
 mod progress;
 pub mod queue_pair;
 pub mod rdma;

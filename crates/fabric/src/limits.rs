@@ -184,6 +184,10 @@ pub const MEMBERSHIP_MESSAGE_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - DATAGRAM_HE
 
 /// Machines of a cluster, living and dead: four times the thousand that the simulation is made for.
 pub const MEMBERS_MAX: usize = 4096;
+/// Machines with one identity that are told, and addresses of each: more than a line holds.
+pub const TWINS_TOLD_MAX: usize = 8;
+/// Updates and rumors that wait to be passed on: one for each machine of the largest cluster.
+pub const RUMORS_WAITING_MAX: usize = MEMBERS_MAX;
 /// Senders whose repeated datagrams are known: every machine of the largest cluster.
 pub const SENDERS_REMEMBERED_MAX: usize = MEMBERS_MAX;
 /// Seeds: one datagram is sent to each at the start.
@@ -228,9 +232,23 @@ pub const JOIN_INTERVAL_MAX: Duration = Duration::from_secs(10);
 pub const SEED_INTERVAL: Duration = Duration::from_secs(30);
 /// Names are looked up again after so long: a usual lifetime of DNS records in clusters (Kubernetes: 30 s).
 pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
-/// A machine that was taken for dead returns with a generation so much higher. Generations are milliseconds of the
-/// clock at the start, so one whose clock is an hour behind its predecessor's at that address wins after 60 steps.
+/// A machine that was taken for dead returns with a generation so much higher, and with twice as much each time that
+/// this did not help. Generations are milliseconds of the clock at the start.
 pub const GENERATION_STEP: u64 = 60_000;
+/// Doublings of [`GENERATION_STEP`]: after so many, a step is longer than a century.
+pub const GENERATION_DOUBLINGS_MAX: u32 = 26;
+/// A generation so far above this machine's clock is not believed: a hundred years. Clocks that are wrong say a year
+/// from 1970 to 2099. Because the bound rises with time, no generation that is believed stays the highest one.
+pub const GENERATION_AHEAD_MAX: u64 = 100 * 365 * 24 * 3_600_000;
+/// A clock that says an earlier time than the beginning of 2026 is wrong, and counts as that time.
+pub const CLOCK_MS_MIN: u64 = 1_767_225_600_000;
+/// A machine that was taken for dead returns at once, and again only after so long...
+pub const REJOIN_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// ... which doubles up to this: what two machines with one address, or a hostile one, can cause.
+pub const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// An announcement of a number so high leaves its machine no room to contradict, so that it begins a new life: at one
+/// announcement in five seconds this is reached after centuries.
+pub const SEQUENCE_MAX: u32 = u32::MAX - (1 << 20);
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
@@ -253,4 +271,6 @@ const _: () = {
     assert!(2 * PROBE_PATIENCE.as_millis() < PROBE_PERIOD.as_millis());
     assert!(PAGE_ENTRIES_MAX <= u8::MAX as usize && LABEL_BYTES_MAX <= u8::MAX as usize);
     assert!(SENDERS_REMEMBERED_MAX >= MEMBERS_MAX);
+    assert!(GENERATION_STEP << GENERATION_DOUBLINGS_MAX > GENERATION_AHEAD_MAX);
+    assert!(REJOIN_PAUSE_MIN.as_millis() < REJOIN_PAUSE_MAX.as_millis());
 };

@@ -122,6 +122,7 @@ impl Community {
             cluster: "simulated".to_owned(),
             key: Some(ClusterKey::from_bytes([7; 32])),
             profile: profile(machine, site),
+            clock_ms: 0,
             seed: seed ^ (machine as u64) << 20 ^ generation,
             sender: ((u128::from(generation) << 64) + machine as u128).to_le_bytes(),
         };

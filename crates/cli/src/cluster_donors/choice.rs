@@ -123,8 +123,12 @@ fn lenders(view: &ClusterView) -> Vec<Lender> {
     };
     let own = |member: &&MemberView| member.is_self;
     let own_address = view.members.iter().find(own).map(|member| member.address.as_str());
-    let others = view.members.iter().filter(|member| Some(member.address.as_str()) != own_address);
-    let mut found: Vec<Lender> = others.filter(|member| !member.is_self).filter_map(lender).collect();
+    let others =
+        || view.members.iter().filter(|member| !member.is_self && Some(member.address.as_str()) != own_address);
+    let mut found: Vec<Lender> = others().filter(|member| member.answered).filter_map(lender).collect();
+    if found.is_empty() {
+        found = others().filter_map(lender).collect();
+    }
     sort(&mut found);
     found.dedup_by(|one, other| one.address == other.address);
     found
@@ -193,6 +197,7 @@ pub(crate) mod tests {
             generation: None,
             state: state.to_owned(),
             is_self: number == 0,
+            answered: true,
             zone: None,
             rack: None,
             quota_bytes,
@@ -283,6 +288,16 @@ pub(crate) mod tests {
         assert_eq!(taken.len(), 299, "every machine has its chance, and the own one has none");
         let note = ClusterDonors::choose(&many, 1).unwrap().note("device");
         assert!(note.contains("64 of 299") && note.contains("at random") && note.contains("and 56 more"), "{note}");
+    }
+
+    #[test]
+    fn machines_that_were_only_named_are_taken_when_none_answered() {
+        let named = |number| MemberView { answered: false, ..member(number, "alive", Some(1)) };
+        let mut members: Vec<MemberView> = (10..1010).map(named).collect();
+        assert_eq!(addresses(&ClusterDonors::choose(&view(members.clone()), 1).unwrap()).len(), DONORS_MAX);
+        members.extend([member(0, "alive", Some(1)), member(1, "alive", Some(1)), member(2, "alive", Some(1))]);
+        let chosen = addresses(&ClusterDonors::choose(&view(members), 1).unwrap());
+        assert_eq!(chosen, [1, 2].map(|number| member(number, "alive", None).address));
     }
 
     #[test]

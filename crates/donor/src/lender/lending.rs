@@ -64,7 +64,7 @@ impl Lender {
             }
             Message::Ask { request } => self.ask(now, session, request),
             Message::Decline { request } => drop(self.reservations.take(session, request)),
-            Message::Lease { request } => self.lease(session, request),
+            Message::Lease { request } => self.lease(now, session, request),
             Message::Release { slab } => self.release(now, Lease { session, slab }),
             Message::Activity { request, values } => {
                 if let Some(eviction) = &mut self.eviction {
@@ -79,17 +79,17 @@ impl Lender {
         }
     }
 
-    fn lease(&mut self, session: SessionId, request: u32) {
+    fn lease(&mut self, now: Instant, session: SessionId, request: u32) {
         // What was kept for it is there now.
-        self.reservations.take(session, request);
-        if let Err(Refusal { full, reason }) = self.try_lease(session, request) {
+        let was_kept = self.reservations.take(session, request);
+        if let Err(Refusal { full, reason }) = self.try_lease(now, session, request, was_kept) {
             self.counters.leases_refused += 1;
             self.send(session, Message::Refused { request, full, reason });
         }
     }
 
     /// Lends a slab that was made ahead, or has one made.
-    fn try_lease(&mut self, session: SessionId, request: u32) -> Result<(), Refusal> {
+    fn try_lease(&mut self, now: Instant, session: SessionId, request: u32, was_kept: bool) -> Result<(), Refusal> {
         let full = |reason: &str| Refusal { full: true, reason: reason.to_owned() };
         let open = self.sessions.open.get(&session).ok_or(LeaseError::NoSession)?;
         let (size_bytes, machine) = (open.slab_size_bytes, open.machine);
@@ -97,11 +97,17 @@ impl Lender {
             return Err(full("the donor is being drained"));
         }
         if self.free_to_lend_bytes() < size_bytes {
+            self.note_need(now, machine, size_bytes);
             return Err(full("the donor has no memory left to lend"));
         }
-        if self.free_for_bytes(machine) < size_bytes {
-            return Err(full("the donor lends no more to one machine"));
+        if !was_kept && self.free_for_bytes(machine) < size_bytes {
+            return Err(full(if self.machine_limit_bytes.is_some() {
+                "the donor lends no more to one machine"
+            } else {
+                "the donor lends no more to one machine while others ask for their share"
+            }));
         }
+        self.needs.met(machine, size_bytes);
         let slab = self.prepared.peek(size_bytes).unwrap_or(SlabId(self.slabs_next));
         let handle = self.leases.book(session, slab)?;
         let lease = Lease { session, slab: handle };

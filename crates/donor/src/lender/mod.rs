@@ -36,6 +36,7 @@ pub mod random;
 mod recalls;
 mod reservations;
 mod sessions;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -58,6 +59,7 @@ use preparation::PreparedSlabs;
 use random::Random;
 use reservations::Reservations;
 use sessions::Sessions;
+use shares::Needs;
 
 /// A slab's memory, counted from the donor's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,7 +118,7 @@ pub enum Input {
     },
     /// The volumes of one machine together get so much from now on.
     MachineLimit {
-        /// At most; `None`: as much as all.
+        /// At most; `None`: its share while other machines are in need, else all.
         bytes: Option<u64>,
     },
     /// Nothing is to be lent any more, and everything is to come back.
@@ -255,7 +257,7 @@ pub struct LenderConfig {
     pub quota_bytes: u64,
     /// What stays available for the machine's own programs.
     pub headroom_bytes: u64,
-    /// Most to lend to all volumes of one machine; `None`: no less than to all.
+    /// Most to lend to all volumes of one machine; `None`: its share while other machines are in need, else all.
     pub machine_limit_bytes: Option<u64>,
     /// Slabs to keep ready, of each size in use.
     pub prepared_count: usize,
@@ -272,6 +274,7 @@ pub struct Lender {
     leases: LeaseBook,
     sessions: Sessions,
     reservations: Reservations,
+    needs: Needs,
     making: BTreeMap<SlabId, Making>,
     slabs_next: u64,
     prepared: PreparedSlabs,
@@ -299,6 +302,7 @@ impl Lender {
             leases: LeaseBook::default(),
             sessions: Sessions::default(),
             reservations: Reservations::default(),
+            needs: Needs::default(),
             making: BTreeMap::new(),
             slabs_next: 0,
             prepared: PreparedSlabs::default(),
@@ -328,6 +332,7 @@ impl Lender {
     pub fn on(&mut self, now: Instant, input: Input) -> Vec<Output> {
         let changes = !is_question(&input);
         self.reservations.expire(now);
+        self.needs.expire(now);
         match input {
             Input::Opened(opening) => self.open(now, opening),
             Input::Message { session, message } => self.hear(now, session, message),
@@ -347,7 +352,7 @@ impl Lender {
             Input::Undrain => self.undrain(),
             Input::Tick => {}
         }
-        if changes {
+        if changes | self.needs.take_new() {
             self.expire_sessions(now);
             self.trim_reservations();
             self.plan_recalls(now);
@@ -394,9 +399,11 @@ impl Lender {
 
     /// What it could lend to `machine` now.
     pub(super) fn free_for_bytes(&self, machine: Machine) -> u64 {
-        let within_limit =
-            self.machine_limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(self.lent_to_bytes(machine)));
-        self.free_to_lend_bytes().min(within_limit)
+        let free_bytes = self.free_to_lend_bytes();
+        match self.limit_bytes(machine) {
+            u64::MAX => free_bytes,
+            limit_bytes => free_bytes.min(limit_bytes.saturating_sub(self.lent_to_bytes(machine))),
+        }
     }
 
     /// What all volumes of `machine` hold or have kept for them, those included that may come back.

@@ -1,4 +1,4 @@
-//! When slabs are asked back: to drain, under pressure, and again when a borrower is late.
+//! When slabs are asked back: to drain, under pressure, for machines in need, and again when a borrower is late.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -47,12 +47,13 @@ impl Lender {
     }
 
     fn start_eviction(&mut self, now: Instant) {
-        let wanted_bytes = self.capacity.shortage_bytes(self.holdings());
+        let shortage_bytes = self.capacity.shortage_bytes(self.holdings());
+        let (wanted_bytes, lent) =
+            if shortage_bytes > 0 { (shortage_bytes, self.leases.recallable()) } else { self.wanted_for_needs() };
         if wanted_bytes == 0 {
             return;
         }
         let request = self.evictions_next;
-        let lent = self.leases.recallable();
         let (percent, random) = (self.eviction_sample_percent, &mut self.random);
         let Some(eviction) = Eviction::start(request, wanted_bytes, percent, lent, now, random) else { return };
         self.evictions_next = request.wrapping_add(1);

@@ -101,6 +101,9 @@ impl Lender {
         let has_place = kept < RESERVATIONS_PER_SESSION_MAX
             && self.leases.slabs_held(session) + kept < SLABS_PER_SESSION_MAX
             && self.free_for_bytes(machine) >= size_bytes;
+        if self.free_to_lend_bytes() < size_bytes {
+            self.note_need(now, machine, size_bytes);
+        }
         let until = now + RESERVATION_TIME;
         let is_reserved = has_place && self.reservations.keep(session, request, Reservation { size_bytes, until });
         self.send(session, Message::Offered { request, free_bytes, is_reserved });

@@ -10,6 +10,7 @@ use crate::limits::{
     CONTROL_MESSAGE_BYTES_MAX, LABEL_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX,
 };
 use crate::membership::announcement::Label;
+use crate::plain_text::{is_plain, plain};
 use crate::site::Site;
 use crate::units::{BorrowerId, DonorId, SlabHandle};
 use crate::wire::SessionToken;
@@ -34,7 +35,7 @@ pub enum CodecError {
         /// How long it may be.
         limit: usize,
     },
-    /// A text is not UTF-8, or a flag is neither 0 nor 1.
+    /// A text is not UTF-8 or has control characters, or a flag is neither 0 nor 1.
     #[error("a field of a control message holds an impossible value")]
     Value,
 }
@@ -68,7 +69,8 @@ mod kind {
     pub(super) const RECALL_WITHDRAWN: u8 = 26;
 }
 
-/// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
+/// The bytes of `message`. Texts over their limit are cut, and characters that are not plain are replaced (they are for
+/// people); a list over its limit is an error.
 pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
     let mut writer = Writer { bytes: Vec::new() };
     match message {
@@ -294,6 +296,7 @@ impl Writer {
     }
 
     fn text(&mut self, text: &str, limit: usize) -> &mut Self {
+        let text = plain(text);
         let kept = &text[..text.floor_char_boundary(limit)];
         self.u16(kept.len() as u16).array(kept.as_bytes())
     }
@@ -385,7 +388,8 @@ impl<'bytes> Reader<'bytes> {
 
     fn text(&mut self, limit: usize) -> Result<String, CodecError> {
         let length = self.count(limit)?;
-        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| CodecError::Value)
+        let text = std::str::from_utf8(self.take(length)?).map_err(|_| CodecError::Value)?;
+        if is_plain(text) { Ok(text.to_owned()) } else { Err(CodecError::Value) }
     }
 
     fn label(&mut self) -> Result<Label, CodecError> {
@@ -412,7 +416,7 @@ pub(crate) mod tests {
     }
 
     fn text() -> impl Strategy<Value = String> {
-        vec(any::<char>(), 0..40).prop_map(|characters| characters.into_iter().collect())
+        vec(any::<char>(), 0..40).prop_map(|characters| plain(&characters.into_iter().collect::<String>()).into_owned())
     }
 
     fn hello() -> impl Strategy<Value = Message> {
@@ -577,6 +581,19 @@ pub(crate) mod tests {
             panic!("a goodbye stays one");
         };
         assert_eq!(kept, "ä".repeat(REASON_BYTES_MAX / 2));
+    }
+
+    #[test]
+    fn what_a_terminal_obeys_is_neither_sent_nor_taken() {
+        for text in ["\u{1b}[2J", "\n", "\u{9b}m", "\u{202e}", "\u{200b}"] {
+            let goodbye = Message::Goodbye { reason: format!("bye{text}") };
+            let Ok(Message::Goodbye { reason }) = decode(&encode(&goodbye).unwrap()) else { panic!("{text:?}") };
+            assert!(is_plain(&reason) && reason.starts_with("bye"), "{reason:?}");
+            let mut forged = vec![kind::GOODBYE];
+            forged.extend_from_slice(&(text.len() as u16).to_le_bytes());
+            forged.extend_from_slice(text.as_bytes());
+            assert_eq!(decode(&forged), Err(CodecError::Value), "{text:?}");
+        }
     }
 
     #[test]

@@ -29,6 +29,9 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Both messages of the pattern: an ephemeral key of 32 bytes and a tag of 16 on an empty payload.
 const NOISE_MESSAGE_BYTES: usize = 48;
 
+/// What a peer of either role sends first: preface and Noise message 1, or preface, session's name and nonce.
+pub const FIRST_BYTES: usize = PREFACE_BYTES + NOISE_MESSAGE_BYTES;
+
 /// The key of processes that have none.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
 
@@ -82,6 +85,13 @@ impl Opening {
         socket.send(&message, None, deadline)?;
         Ok((socket, into_transport(noise)?))
     }
+}
+
+/// Whether the first bytes of a control connection show the key. They may be a repetition of another peer's.
+pub fn shows_key(first: &[u8; FIRST_BYTES], key: &ClusterKey) -> bool {
+    let (preface, message) = first.split_at(PREFACE_BYTES);
+    let Ok(message) = message.try_into() else { return false };
+    read_first(Some(key), preface, message).is_ok()
 }
 
 /// The connecting side of the handshake.
@@ -265,6 +275,19 @@ mod tests {
             let error = initiate(one.into(), None, soon()).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn the_first_bytes_show_the_key_or_do_not() {
+        let preface = preface::encode(Role::Control);
+        let mut message = [0; NOISE_MESSAGE_BYTES];
+        write_message(&mut state(key(1).bytes(), &preface, true), &mut message).unwrap();
+        let mut first = [0; FIRST_BYTES];
+        first.copy_from_slice(&[&preface[..], &message].concat());
+        assert!(shows_key(&first, &key(1)) && shows_key(&first, &key(3).accepting(&key(1))));
+        assert!(!shows_key(&first, &key(2)));
+        first[FIRST_BYTES - 1] ^= 1;
+        assert!(!shows_key(&first, &key(1)));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::io;
 use crate::wire::preface::PrefaceError;
 pub use channel::{ControlChannel, ControlReceiver, ControlSender};
 pub use codec::fuzz_decode;
-pub use handshake::Opening;
+pub use handshake::{FIRST_BYTES, Opening, shows_key};
 
 /// Why a control channel could not be opened, or cannot go on.
 #[derive(Debug, thiserror::Error)]

@@ -2,23 +2,27 @@
 //!
 //! A datagram's message begins with a byte: 0 for foca's own, 1 for a request of a page, 2 for a page. A message
 //! names its receiver's life, but for a greeting to a seed, of which only the address is known. Members are only
-//! learnt from messages that opened.
+//! learnt from messages that opened. What of such a message is believed: [`hearing`].
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+mod hearing;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use foca::{Error, Foca, Message, OwnedNotification, State, Timer};
+use foca::{Foca, Message, OwnedNotification, State, Timer};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::announcement::Announcement;
-use super::codec::{GossipCodec, decode_header, encode_header};
+use super::answers::Answers;
+use super::codec::{GossipCodec, decode_header};
 use super::identity::{Identity, MachineId};
 use super::pull::{self, Entry, Envelope, Puller};
+use super::rejoins::Rejoins;
 use super::replay::ReplayGuard;
 use super::rumors::{Announced, Rumor, RumorHandler};
 use super::runtime::{Asked, Timers};
@@ -26,7 +30,7 @@ use super::seal::Sealer;
 use super::seeds::Seeds;
 use super::twins::Twins;
 use super::{Counters, Input, Member, MemberState, MembershipError, Output, Settings, pace};
-use crate::limits::{DATAGRAM_HEADER_BYTES, DATAGRAM_TAG_BYTES, PAGE_ENTRIES_MAX};
+use crate::limits::{DATAGRAM_HEADER_BYTES, DATAGRAM_TAG_BYTES, MEMBERS_MAX, PAGE_ENTRIES_MAX};
 
 type Swim = Foca<Identity, GossipCodec, SmallRng, RumorHandler>;
 
@@ -56,6 +60,10 @@ pub(crate) struct Gossip {
     puller: Puller,
     own: Own,
     twins: Twins,
+    answers: Answers,
+    rejoins: Rejoins,
+    /// This machine's clock at its start, and that moment.
+    clock: (u64, Instant),
     rng: SmallRng,
     counters: Counters,
     /// Members for which the settings of the protocol were made.
@@ -77,10 +85,10 @@ impl fmt::Debug for Gossip {
 impl Gossip {
     /// Knows no other machine yet.
     pub(crate) fn new(now: Instant, settings: Settings) -> Self {
-        let Settings { identity, cluster, key, profile, seed, sender, .. } = settings;
+        let Settings { identity, cluster, key, profile, clock_ms, seed, sender, .. } = settings;
         let mut rng = SmallRng::seed_from_u64(seed);
         let announced = Announced::default();
-        let handler = RumorHandler { own: identity.address, announced: announced.clone() };
+        let handler = RumorHandler { announced: announced.clone() };
         let swim_rng = SmallRng::seed_from_u64(rng.random());
         let mut twins = Twins::default();
         twins.up(now, &identity);
@@ -95,6 +103,9 @@ impl Gossip {
             puller: Puller::new(now),
             own: Own { announcement: Announcement { sequence: 0, profile }, is_changed: true, next: now },
             twins,
+            answers: Answers::default(),
+            rejoins: Rejoins::default(),
+            clock: (clock_ms, now),
             rng,
             counters: Counters::default(),
             paced_for: 1,
@@ -118,7 +129,11 @@ impl Gossip {
                 self.own.is_changed |= profile != self.own.announcement.profile;
                 self.own.announcement.profile = profile;
             }
-            Input::Key(key) => self.sealer.change_key(&key),
+            Input::Key(key) => {
+                if self.sealer.change_key(&key) {
+                    self.forget_the_former_key(now);
+                }
+            }
             Input::Leave => self.leave(now),
         }
         if !self.has_left {
@@ -137,6 +152,7 @@ impl Gossip {
             state: if self.has_left { MemberState::Left } else { MemberState::Alive },
             profile: Some(self.own.announcement.profile.clone()),
             is_self: true,
+            has_answered: true,
         }];
         let others = self.swim.iter_membership_state().filter(|member| member.id().address != own.address);
         members.extend(others.map(|member| self.shown(member)));
@@ -156,7 +172,8 @@ impl Gossip {
             State::Down => MemberState::Gone,
         };
         let profile = rumor.map(|rumor| rumor.announcement.profile);
-        Member { address: identity.address, identity: Some(identity), state, profile, is_self: false }
+        let has_answered = self.answers.has(&identity);
+        Member { address: identity.address, identity: Some(identity), state, profile, is_self: false, has_answered }
     }
 
     /// Identities that several machines have.
@@ -187,75 +204,15 @@ impl Gossip {
         *refused += 1;
     }
 
-    fn handle(&mut self, now: Instant, message: &[u8]) -> Result<(), MembershipError> {
-        let (kind, mut rest) = message.split_first().ok_or(MembershipError::Short)?;
-        match *kind {
-            kind::SWIM => self.handle_swim(now, rest),
-            kind::REQUEST => {
-                let envelope = Envelope::decode(&mut rest)?;
-                let after = pull::decode_request(&mut rest)?;
-                self.answer(envelope, after);
-                Ok(())
-            }
-            kind::PAGE => {
-                let envelope = Envelope::decode(&mut rest)?;
-                let (entries, next) = pull::decode_page(&mut rest)?;
-                self.take_page(now, &envelope, entries, next)
-            }
-            _ => Err(MembershipError::Value),
-        }
-    }
-
-    fn handle_swim(&mut self, now: Instant, bytes: &[u8]) -> Result<(), MembershipError> {
-        let own = *self.swim.identity();
-        let mut rest = bytes;
-        let mut header = decode_header(&mut rest)?;
-        if header.src.machine == MachineId::UNKNOWN {
-            return Err(MembershipError::Value);
-        }
-        self.notice_usurper(&header.src);
-        self.notice_usurper(&header.dst);
-        if header.src.address == own.address {
-            return Ok(());
-        }
-        let mut readdressed = Vec::new();
-        if header.dst.machine == MachineId::UNKNOWN && header.message == Message::Announce {
-            // A greeting: it reached this machine, under whichever of its names.
-            header.dst = own;
-            encode_header(&header, &mut readdressed)?;
-            readdressed.extend_from_slice(rest);
-        }
-        let bytes = if readdressed.is_empty() { bytes } else { &readdressed };
-        match self.ask(now, |swim, asked| swim.handle_data(bytes, asked)) {
-            Err(
-                Error::Decode(_)
-                | Error::MalformedPacket
-                | Error::CustomBroadcast(_)
-                | Error::DataTooBig
-                | Error::IndirectForOurselves,
-            ) => Err(MembershipError::Value),
-            _ => Ok(()),
-        }
-    }
-
-    /// Another machine that began a life at this address later: one of the two says a wrong address. An earlier life
-    /// is that of a predecessor.
-    fn notice_usurper(&mut self, other: &Identity) {
-        let own = self.swim.identity();
-        let is_other = other.address == own.address && other.machine != own.machine;
-        let is_later = other.machine != MachineId::UNKNOWN && other.generation > self.first_generation;
-        if is_other && is_later && self.usurper != Some(other.machine) {
-            self.usurper = Some(other.machine);
-            self.outputs.push(Output::SameAddress(other.machine));
-        }
-    }
-
     /// Calls foca and does what it asks for.
     fn ask<T>(&mut self, now: Instant, call: impl FnOnce(&mut Swim, &mut Asked) -> T) -> T {
         let mut asked = Asked::at(now);
         let result = call(&mut self.swim, &mut asked);
         asked.timers.into_iter().for_each(|(due, timer)| self.timers.set(due, timer));
         for (to, message) in asked.sends {
+            if let Ok(Message::Ping(number)) = decode_header(&mut &message[..]).map(|header| header.message) {
+                self.answers.on_ping(to, number);
+            }
             self.send(to.address, kind::SWIM, &message);
         }
         asked.news.iter().for_each(|news| self.tell(now, news));
@@ -280,10 +237,12 @@ impl Gossip {
             }
             OwnedNotification::MemberDown(identity) => {
                 self.twins.down(identity);
+                self.answers.forget(identity.address);
                 self.outputs.push(Output::Down(identity.address));
             }
             OwnedNotification::Rename(before, after) => {
                 self.twins.down(before);
+                self.answers.forget(before.address);
                 if self.is_living(after.address) {
                     self.twins.up(now, after);
                 }
@@ -293,10 +252,7 @@ impl Gossip {
                 self.own.is_changed = true;
             }
             OwnedNotification::Idle => self.seeds.on_alone(now),
-            OwnedNotification::Rejoin(identity) => {
-                self.own.is_changed = true;
-                self.outputs.push(Output::Renewed(identity.generation));
-            }
+            OwnedNotification::Rejoin(identity) => self.on_rejoined(identity.generation),
             OwnedNotification::Defunct => {}
         }
     }
@@ -315,7 +271,7 @@ impl Gossip {
     }
 
     fn run_due(&mut self, now: Instant) {
-        while let Some(timer) = self.timers.take_due(now) {
+        while let Some(timer) = self.timers.take_due(now, MEMBERS_MAX) {
             let is_forgotten = matches!(timer, Timer::RemoveDown(_));
             // Errors mean that timers came late; foca goes on with the next probe.
             let _ = self.ask(now, |swim, asked| swim.handle_timer(timer, asked));
@@ -373,8 +329,19 @@ impl Gossip {
 
     fn pull(&mut self, now: Instant) {
         let Some((number, after)) = self.puller.take_due(now) else { return };
-        let chosen = self.rng.random_range(0..self.swim.num_members());
-        let Some(to) = self.swim.iter_members().nth(chosen).map(|member| *member.id()) else { return };
+        // Every other page is asked of a member that never answered: of many that were only named, the real ones are
+        // known soon.
+        let unheard = |member: &&foca::Member<Identity>| !self.answers.has(member.id());
+        let unheard_count = self.swim.iter_members().filter(unheard).count();
+        let chosen = if number % 2 == 0 && unheard_count > 0 {
+            let chosen = self.rng.random_range(0..unheard_count);
+            self.swim.iter_members().filter(unheard).nth(chosen)
+        } else {
+            let chosen = self.rng.random_range(0..self.swim.num_members());
+            self.swim.iter_members().nth(chosen)
+        };
+        let Some(to) = chosen.map(|member| *member.id()) else { return };
+        self.answers.on_request(to, number);
         let envelope = Envelope { from: *self.swim.identity(), to, number };
         self.send(to.address, kind::REQUEST, &pull::encode_request(&envelope, after));
     }
@@ -409,33 +376,6 @@ impl Gossip {
         self.send(request.from.address, kind::PAGE, &pull::encode_page(&envelope, &entries, is_all));
     }
 
-    fn take_page(
-        &mut self,
-        now: Instant,
-        envelope: &Envelope,
-        entries: Vec<Entry>,
-        next: Option<SocketAddr>,
-    ) -> Result<(), MembershipError> {
-        let own = *self.swim.identity();
-        if envelope.to != own || !self.puller.is_awaited(envelope.number) {
-            return Ok(());
-        }
-        entries.iter().for_each(|entry| self.notice_usurper(&entry.identity));
-        let before = self.swim.num_members();
-        let living = entries.iter().filter(|entry| entry.identity.address != own.address);
-        let members: Vec<_> =
-            living.map(|entry| foca::Member::new(entry.identity, entry.incarnation, State::Alive)).collect();
-        // What stands in pages is known to others, so it is not told on.
-        let applied = self.ask(now, |swim, asked| swim.apply_many(members.into_iter(), false, asked));
-        for Entry { identity, announcement, .. } in entries {
-            if let Some(announcement) = announcement.filter(|_| identity.address != own.address) {
-                self.announced.absorb(Rumor { identity, announcement });
-            }
-        }
-        self.puller.on_page(next, self.swim.num_members() > before);
-        applied.map_err(|_| MembershipError::Value)
-    }
-
     /// Tells a few members, in two waves, so that it is known even if some datagrams are lost.
     fn leave(&mut self, now: Instant) {
         self.own.announcement.profile.is_leaving = true;
@@ -450,6 +390,9 @@ impl Gossip {
 }
 
 #[cfg(test)]
+mod hostile_tests;
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
@@ -458,13 +401,14 @@ mod tests {
     use super::*;
     use crate::key::{ClusterKey, KEY_BYTES};
 
-    fn settings(number: u8) -> Settings {
+    pub(super) fn settings(number: u8) -> Settings {
         Settings {
             discovery: Discovery::Gossip,
             identity: Identity::new(MachineId(number.into()), 1, ([10, 0, 0, number], 7070).into()),
             cluster: "test".to_owned(),
             key: Some(ClusterKey::from_bytes([1; KEY_BYTES])),
             profile: Profile::default(),
+            clock_ms: 0,
             seed: number.into(),
             sender: [number; 16],
         }

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use bytes::{Buf, BufMut};
 
 use super::MembershipError;
-use crate::limits::GENERATION_STEP;
+use crate::limits::{CLOCK_MS_MIN, GENERATION_AHEAD_MAX, GENERATION_STEP};
 
 /// A machine's name for life: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +86,11 @@ impl Identity {
         let generation = buffer.try_get_u64_le()?;
         Ok(Self { address: decode_address(buffer)?, generation, machine })
     }
+}
+
+/// The highest generation that a machine believes whose clock says so many milliseconds since 1970.
+pub fn generation_max(clock_ms: u64) -> u64 {
+    clock_ms.max(CLOCK_MS_MIN).saturating_add(GENERATION_AHEAD_MAX)
 }
 
 /// Writes an address.

@@ -48,6 +48,7 @@ impl Listed {
             state: MemberState::Alive,
             profile: Some(self.profile.clone()),
             is_self: true,
+            has_answered: true,
         };
         let listed = |address: &SocketAddr| Member {
             address: *address,
@@ -55,6 +56,7 @@ impl Listed {
             state: MemberState::Listed,
             profile: None,
             is_self: false,
+            has_answered: false,
         };
         std::iter::once(own).chain(self.members.iter().map(listed)).collect()
     }

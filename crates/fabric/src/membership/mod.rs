@@ -8,19 +8,24 @@
 //! In reading order:
 //! - [`identity`]: a machine, its lives, its address. [`announcement`]: what it tells of itself.
 //! - `seal`, `replay`: how datagrams are protected, and what is not. `codec`, `pull`: their messages.
-//! - `gossip`: the machine around foca; `runtime`: foca's timers and sends; `rumors`: announcements that are passed on.
-//! - `pace`: how often a machine speaks. `seeds`: how it finds its cluster. `twins`: two machines with one identity.
+//! - `gossip`: the machine around foca, and what it believes of what it hears (`payload`, `answers`); `runtime`: foca's
+//!   timers and sends; `rumors`: announcements that are passed on.
+//! - `pace`: how often a machine speaks. `rejoins`: how it comes back from a false death. `seeds`: how it finds its
+//!   cluster. `twins`: two machines with one identity.
 //! - `listed`: members without gossip.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod announcement;
+mod answers;
 mod codec;
 mod gossip;
 pub mod identity;
 mod listed;
 mod pace;
+mod payload;
 mod pull;
+mod rejoins;
 mod replay;
 mod rumors;
 mod runtime;
@@ -118,6 +123,8 @@ pub struct Settings {
     pub key: Option<ClusterKey>,
     /// What this machine tells of itself.
     pub profile: Profile,
+    /// This machine's clock, in milliseconds since 1970: no generation far above it is believed. It may be wrong.
+    pub clock_ms: u64,
     /// Random: for the choice of members.
     pub seed: u64,
     /// Random and never used before: names this process in its datagrams.
@@ -198,6 +205,8 @@ pub struct Member {
     pub profile: Option<Profile>,
     /// Whether it is this machine.
     pub is_self: bool,
+    /// Whether it answered this machine; another one may only have been named.
+    pub has_answered: bool,
 }
 
 /// What went over the network, and what was refused.

@@ -41,13 +41,9 @@ impl Rumor {
         let is_whole = bytes.is_empty() && identity.machine != MachineId::UNKNOWN;
         is_whole.then_some(Self { identity, announcement }).ok_or(MembershipError::Value)
     }
-
-    fn age(&self) -> (u64, MachineId, u32) {
-        (self.identity.generation, self.identity.machine, self.announcement.sequence)
-    }
 }
 
-/// The newest announcement of each address.
+/// The newest announcement of each address. The caller takes only those of lives that are in the list of members.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Announced(Arc<Mutex<BTreeMap<SocketAddr, Rumor>>>);
 
@@ -57,7 +53,10 @@ impl Announced {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let address = rumor.identity.address;
         let is_news = match table.get(&address) {
-            Some(known) => known.age() < rumor.age(),
+            Some(known) if known.identity == rumor.identity => {
+                known.announcement.sequence < rumor.announcement.sequence
+            }
+            Some(_) => true,
             None => table.len() < MEMBERS_MAX,
         };
         if is_news {
@@ -72,6 +71,11 @@ impl Announced {
         table.get(&identity.address).filter(|rumor| rumor.identity.machine == identity.machine).cloned()
     }
 
+    /// Forgets one address.
+    pub(crate) fn forget(&self, address: SocketAddr) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+    }
+
     /// Forgets addresses that `is_kept` does not want.
     pub(crate) fn retain(&self, is_kept: impl Fn(SocketAddr) -> bool) {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,8 +86,6 @@ impl Announced {
 /// foca's way to the table.
 #[derive(Debug)]
 pub(crate) struct RumorHandler {
-    /// The machine that this runs on: what others repeat of its earlier lives is no news.
-    pub(crate) own: SocketAddr,
     /// The table.
     pub(crate) announced: Announced,
 }
@@ -102,12 +104,9 @@ impl BroadcastHandler<Identity> for RumorHandler {
     type Key = RumorKey;
     type Error = MembershipError;
 
-    fn receive_item(&mut self, data: &[u8], sender: Option<&Identity>) -> Result<Option<RumorKey>, MembershipError> {
+    fn receive_item(&mut self, data: &[u8], _sender: Option<&Identity>) -> Result<Option<RumorKey>, MembershipError> {
         let rumor = Rumor::decode(data)?;
         let address = rumor.identity.address;
-        if sender.is_some() && address == self.own {
-            return Ok(None);
-        }
         Ok(self.announced.absorb(rumor).then_some(RumorKey(address)))
     }
 }
@@ -127,19 +126,18 @@ mod tests {
         let announced = Announced::default();
         assert!(announced.absorb(rumor(1, 1)) && !announced.absorb(rumor(1, 1)));
         assert!(announced.absorb(rumor(1, 2)) && !announced.absorb(rumor(1, 1)));
-        assert!(announced.absorb(rumor(2, 0)) && !announced.absorb(rumor(1, 9)));
+        assert!(announced.absorb(rumor(2, 0)), "another life begins to count anew");
         assert_eq!(announced.of(&rumor(3, 0).identity).unwrap(), rumor(2, 0));
-        announced.retain(|_| false);
+        announced.forget(rumor(3, 0).identity.address);
         assert_eq!(announced.of(&rumor(3, 0).identity), None);
     }
 
     #[test]
-    fn what_others_repeat_of_this_machine_is_no_news() {
+    fn what_is_no_rumor_is_refused() {
         let bytes = rumor(9, 9).encode();
-        let own = rumor(9, 9).identity;
-        let mut handler = RumorHandler { own: own.address, announced: Announced::default() };
-        assert!(handler.receive_item(&bytes, Some(&own)).unwrap().is_none());
+        let mut handler = RumorHandler { announced: Announced::default() };
         assert!(handler.receive_item(&bytes, None).unwrap().is_some());
+        assert!(handler.receive_item(&bytes, None).unwrap().is_none(), "it is known");
         assert!(handler.receive_item(&bytes[1..], None).is_err());
         assert!(handler.receive_item(&[&bytes[..], &[0]].concat(), None).is_err(), "nothing may be left over");
     }

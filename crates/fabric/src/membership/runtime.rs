@@ -2,7 +2,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use foca::{Notification, OwnedNotification, Runtime, Timer};
@@ -47,25 +47,36 @@ impl Runtime<Identity> for Asked {
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     queue: BTreeMap<(Instant, u64), Timer<Identity>>,
+    /// When dead members are forgotten: all after the same time, so in the order in which they were set.
+    removals: VecDeque<(Instant, Timer<Identity>)>,
     set: u64,
 }
 
 impl Timers {
     /// Sets one.
     pub(crate) fn set(&mut self, due: Instant, timer: Timer<Identity>) {
+        if matches!(timer, Timer::RemoveDown(_)) {
+            return self.removals.push_back((due, timer));
+        }
         self.set += 1;
         self.queue.insert((due, self.set), timer);
     }
 
     /// When the next one is due.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.queue.first_key_value().map(|((due, _), _)| *due)
+        let first = self.queue.first_key_value().map(|((due, _), _)| *due);
+        first.into_iter().chain(self.removals.front().map(|(due, _)| *due)).min()
     }
 
-    /// The next one that is due.
-    pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer<Identity>> {
-        let first = self.queue.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
+    /// The next one that is due. Dead members are forgotten sooner when there are more than `dead_max` of them.
+    pub(crate) fn take_due(&mut self, now: Instant, dead_max: usize) -> Option<Timer<Identity>> {
+        let first = self.queue.first_entry().filter(|first| first.key().0 <= now);
+        if let Some(first) = first {
+            return Some(first.remove());
+        }
+        let is_due = |(due, _): &(Instant, Timer<Identity>)| *due <= now;
+        let oldest = self.removals.front().is_some_and(is_due) || self.removals.len() > dead_max;
+        oldest.then(|| self.removals.pop_front()).flatten().map(|(_, timer)| timer)
     }
 }
 
@@ -82,10 +93,23 @@ mod tests {
             timers.set(start + due * second, Timer::PeriodicGossip(token));
         }
         assert_eq!(timers.next(), Some(start + second));
-        let mut due = |at| timers.take_due(start + at * second);
+        let mut due = |at| timers.take_due(start + at * second, 2);
         assert_eq!(due(0), None);
         let tokens = [due(1), due(1), due(1), due(2), due(9)];
         let expected = [Some(2), Some(3), None, Some(1), None].map(|token| token.map(Timer::PeriodicGossip));
         assert_eq!(tokens, expected);
+    }
+
+    #[test]
+    fn of_too_many_dead_members_the_first_one_is_forgotten_at_once() {
+        let (start, day) = (Instant::now(), Duration::from_secs(86400));
+        let removal = |port| {
+            Timer::RemoveDown(Identity::new(super::super::identity::MachineId(1), 1, ([10, 0, 0, 1], port).into()))
+        };
+        let mut timers = Timers::default();
+        (1..=3).for_each(|port| timers.set(start + day, removal(port)));
+        assert_eq!(timers.next(), Some(start + day));
+        assert_eq!((timers.take_due(start, 2), timers.take_due(start, 2)), (Some(removal(1)), None));
+        assert_eq!(timers.take_due(start + day, 2), Some(removal(2)));
     }
 }

@@ -51,6 +51,8 @@ const LABEL: &[u8] = b"spillway 1 membership datagrams";
 pub(crate) struct Sealer {
     /// None without a key. The first one seals, and each may open.
     ciphers: Vec<XChaCha20Poly1305>,
+    /// The names of their keys.
+    key_ids: Vec<String>,
     cluster: Vec<u8>,
     sender: Sender,
     count: u64,
@@ -71,14 +73,35 @@ impl Sealer {
     pub(crate) fn new(key: Option<&ClusterKey>, cluster: &str, sender: Sender) -> Self {
         let cluster = cluster.as_bytes().to_vec();
         let ciphers = key.map_or(Vec::new(), |key| ciphers(key, &cluster));
-        Self { ciphers, cluster, sender, count: 0 }
+        let key_ids = key.map_or(Vec::new(), ClusterKey::ids);
+        Self { ciphers, key_ids, cluster, sender, count: 0 }
     }
 
-    /// The cluster's key changed. A process that began without a key goes on without.
-    pub(crate) fn change_key(&mut self, key: &ClusterKey) {
-        if self.has_key() {
-            self.ciphers = ciphers(key, &self.cluster);
+    /// The cluster's key changed. A process that began without a key goes on without. Whether a key that opened
+    /// datagrams does so no more.
+    pub(crate) fn change_key(&mut self, key: &ClusterKey) -> bool {
+        if !self.has_key() {
+            return false;
         }
+        let before = std::mem::replace(&mut self.key_ids, key.ids());
+        self.ciphers = ciphers(key, &self.cluster);
+        before.iter().any(|known| !self.key_ids.contains(known))
+    }
+
+    /// The process counts from the beginning again, under a name that is made of its former one: as random, and as
+    /// sure to be no other's. That name.
+    pub(crate) fn rename(&mut self, generation: u64) -> Sender {
+        let code = keyed(&[0; KEY_BYTES]).chain_update(LABEL).chain_update(self.sender);
+        let code = code.chain_update(generation.to_le_bytes()).finalize().into_bytes();
+        self.sender.copy_from_slice(&code[..16]);
+        self.count = 0;
+        self.sender
+    }
+
+    /// The next datagram has a number above `count`.
+    #[cfg(test)]
+    pub(crate) fn skip_to(&mut self, count: u64) {
+        self.count = count;
     }
 
     /// Whether there is a key.

@@ -39,6 +39,11 @@ impl Seeds {
         }
     }
 
+    /// Whether one is at `address`.
+    pub(crate) fn has(&self, address: SocketAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+
     /// When to look again.
     pub(crate) fn next(&self) -> Option<Instant> {
         (!self.addresses.is_empty()).then_some(self.next)

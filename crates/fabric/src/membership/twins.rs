@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::identity::{Identity, MachineId};
+use crate::limits::TWINS_TOLD_MAX;
 
 /// Living members by machine.
 #[derive(Debug, Default)]
@@ -61,11 +62,11 @@ impl Twins {
     /// Those that were told and still have several addresses.
     pub(crate) fn told(&self) -> Vec<(MachineId, Vec<SocketAddr>)> {
         let told = self.several.iter().filter(|(_, (_, is_told))| *is_told);
-        told.map(|(machine, _)| (*machine, self.addresses_of(*machine))).collect()
+        told.take(TWINS_TOLD_MAX).map(|(machine, _)| (*machine, self.addresses_of(*machine))).collect()
     }
 
     fn addresses_of(&self, machine: MachineId) -> Vec<SocketAddr> {
-        self.addresses.get(&machine).into_iter().flatten().copied().collect()
+        self.addresses.get(&machine).into_iter().flatten().copied().take(TWINS_TOLD_MAX).collect()
     }
 }
 

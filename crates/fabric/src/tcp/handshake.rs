@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
+use crate::control::FIRST_BYTES;
 use crate::limits::{HANDSHAKE_DEADLINE, SOCKET_BUFFER_BYTES};
 use crate::wire::foreign::PREFACE_BYTES;
 use crate::wire::preface::{self, Role};
@@ -32,6 +33,7 @@ const UNKNOWN: u8 = 2;
 
 /// A borrower's first message after its preface.
 const GREETING_BYTES: usize = SESSION_NAME_BYTES + NONCE_BYTES;
+const _: () = assert!(PREFACE_BYTES + GREETING_BYTES == FIRST_BYTES);
 /// A donor's answer to it after its preface.
 const VERDICT_BYTES: usize = 1 + NONCE_BYTES;
 
@@ -50,6 +52,12 @@ impl Greeting {
         receive_all(stream.as_fd(), &mut bytes, deadline)?;
         let session = SessionName(array_at(&bytes, 0));
         Ok(Self { session, nonce: Nonce(array_at(&bytes, SESSION_NAME_BYTES)) })
+    }
+
+    /// Donor: the session that the first bytes of a data connection name.
+    pub fn named(first: &[u8; FIRST_BYTES]) -> Option<SessionName> {
+        let is_data = preface::decode(&array_at(first, 0)).is_ok_and(|role| role == Role::Data);
+        is_data.then(|| SessionName(array_at(first, PREFACE_BYTES)))
     }
 
     /// Donor: tells the peer that no session has this name; the caller then closes the connection.

@@ -67,6 +67,7 @@ pub(crate) fn settings(number: usize, generation: u64) -> Settings {
         cluster: "test".to_owned(),
         key: Some(ClusterKey::from_bytes([7; 32])),
         profile,
+        clock_ms: 0,
         seed: number as u64,
         sender: ((u128::from(generation) << 64) + number as u128).to_le_bytes(),
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use spillway_fabric::key::ClusterKey;
-use spillway_fabric::membership::Input;
+use spillway_fabric::membership::identity::MachineId;
+use spillway_fabric::membership::{Input, MemberState, Output};
 
 use crate::cluster::{Cluster, settings};
 
@@ -46,6 +47,35 @@ fn what_was_said_to_a_machine_before_its_restart_brings_no_dead_machine_back_for
     }
     cluster.seconds_until(60, "all agree again", Cluster::agrees);
     assert!(!cluster.machines[0].living.contains(&crate::cluster::address(5)));
+}
+
+/// A clock that was a year ahead, on a machine that is replaced by one whose clock is right.
+#[test]
+fn the_successor_of_a_machine_whose_clock_was_a_year_ahead_is_in_at_once() {
+    const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+    let mut cluster = Cluster::start(8, 1);
+    cluster.kill(5);
+    cluster.add(settings(5, YEAR_MS));
+    cluster.seconds_until(60, "all know all", Cluster::agrees);
+    for waits_until_it_is_found_dead in [false, true] {
+        cluster.kill(5);
+        if waits_until_it_is_found_dead {
+            cluster.seconds_until(60, "it is found dead", Cluster::agrees);
+        }
+        let mut successor = settings(5, 2);
+        successor.identity.machine = MachineId(100 + u128::from(waits_until_it_is_found_dead));
+        cluster.add(successor);
+        cluster.seconds_until(30, "its successor is in", |cluster| {
+            let members = cluster.machines[0].membership.members();
+            let found = members.into_iter().find(|member| member.address == crate::cluster::address(5));
+            let is_alive = found.as_ref().is_some_and(|member| member.state == MemberState::Alive);
+            is_alive && found.and_then(|member| member.identity).is_some_and(|identity| identity.machine.0 >= 100)
+        });
+        cluster.seconds_until(60, "all agree", Cluster::agrees);
+        let outputs = &cluster.machines[5].outputs;
+        let returns = outputs.iter().filter(|output| matches!(output, Output::Renewed(_))).count();
+        assert!((1..=3).contains(&returns), "{returns} returns");
+    }
 }
 
 #[test]

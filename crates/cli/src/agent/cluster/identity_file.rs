@@ -6,12 +6,11 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use spillway_fabric::control::host::random_bytes;
-use spillway_fabric::membership::identity::MachineId;
+use spillway_fabric::membership::identity::{MachineId, generation_max};
 
 /// Why there is no identity.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +56,9 @@ pub(crate) struct IdentityFile {
 }
 
 impl IdentityFile {
-    /// Begins a life: the stored id, or a new one, and a generation above all before.
-    pub(crate) fn begin(path: &Path) -> Result<Self, IdentityError> {
+    /// Begins a life: the stored id, or a new one, and a generation above all before. A stored generation that no
+    /// other machine believes, of a clock that was a century ahead, is given up.
+    pub(crate) fn begin(path: &Path, clock_ms: u64) -> Result<Self, IdentityError> {
         let io_error = |source| IdentityError::Io { path: path.to_owned(), source };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(io_error)?;
@@ -67,13 +67,13 @@ impl IdentityFile {
         let lock = lock.map_err(io_error)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| IdentityError::Taken { path: path.to_owned() })?;
-        let clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let (machine, before) = match read(path)? {
             Some(stored) => stored,
             None => (MachineId(u128::from_le_bytes(random_bytes().map_err(io_error)?)), 0),
         };
         let mut file = Self { path: path.to_owned(), machine, generation: before, _lock: lock };
-        file.renew(clock_ms.max(before + 1))?;
+        let above = before.saturating_add(1);
+        file.renew(if above > generation_max(clock_ms) { clock_ms } else { clock_ms.max(above) })?;
         Ok(file)
     }
 
@@ -116,39 +116,58 @@ fn read(path: &Path) -> Result<Option<(MachineId, u64)>, IdentityError> {
     let malformed = || IdentityError::Malformed { path: path.to_owned() };
     let stored: Stored = serde_json::from_slice(&text).map_err(|_| malformed())?;
     let machine = stored.machine.parse().map_err(|_| malformed())?;
-    if stored.generation == u64::MAX { Err(malformed()) } else { Ok(Some((machine, stored.generation))) }
+    Ok(Some((machine, stored.generation)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const CLOCK_MS: u64 = 1_790_000_000_000;
+
+    #[test]
+    fn a_generation_that_no_machine_believes_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("machine.json");
+        let mut first = IdentityFile::begin(&path, CLOCK_MS).unwrap();
+        for (stored, next) in [
+            (generation_max(CLOCK_MS) - 1, generation_max(CLOCK_MS)),
+            (generation_max(CLOCK_MS), CLOCK_MS),
+            (u64::MAX, CLOCK_MS),
+        ] {
+            first.renew(stored).unwrap();
+            drop(first);
+            first = IdentityFile::begin(&path, CLOCK_MS).unwrap();
+            assert_eq!(first.generation(), next);
+        }
+    }
+
     #[test]
     fn a_machine_keeps_its_id_and_each_life_has_a_higher_generation() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state/machine.json");
-        let mut first = IdentityFile::begin(&path).unwrap();
+        let mut first = IdentityFile::begin(&path, CLOCK_MS).unwrap();
         let machine = first.machine();
         // As after a clock that ran ahead, or many false deaths.
         let ahead = first.generation() + 1_000_000_000;
         first.renew(ahead).unwrap();
         drop(first);
-        let second = IdentityFile::begin(&path).unwrap();
+        let second = IdentityFile::begin(&path, CLOCK_MS).unwrap();
         assert_eq!((second.machine(), second.generation()), (machine, ahead + 1));
-        assert_ne!(IdentityFile::begin(&directory.path().join("other.json")).unwrap().machine(), machine);
+        assert_ne!(IdentityFile::begin(&directory.path().join("other.json"), CLOCK_MS).unwrap().machine(), machine);
     }
 
     #[test]
     fn a_second_agent_is_told_and_a_damaged_file_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("machine.json");
-        let first = IdentityFile::begin(&path).unwrap();
-        assert!(IdentityFile::begin(&path).unwrap_err().to_string().contains("another agent"));
+        let first = IdentityFile::begin(&path, CLOCK_MS).unwrap();
+        assert!(IdentityFile::begin(&path, CLOCK_MS).unwrap_err().to_string().contains("another agent"));
         drop(first);
         for text in ["", "{}", "{\"machine\": \"7\", \"generation\": 1}"] {
             fs::write(&path, text).unwrap();
-            assert!(matches!(IdentityFile::begin(&path), Err(IdentityError::Malformed { .. })), "{text}");
+            assert!(matches!(IdentityFile::begin(&path, CLOCK_MS), Err(IdentityError::Malformed { .. })), "{text}");
         }
-        assert!(matches!(IdentityFile::begin(Path::new("/proc/none/x.json")), Err(IdentityError::Io { .. })));
+        assert!(matches!(IdentityFile::begin(Path::new("/proc/none/x.json"), CLOCK_MS), Err(IdentityError::Io { .. })));
     }
 }

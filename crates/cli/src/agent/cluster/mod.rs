@@ -5,11 +5,12 @@
 //! before timers: after a pause, answers that wait in the socket count before their absence does.
 //!
 //! - [`role`]: the configuration. [`identity_file`]: what stays over restarts. [`addresses`]: names and sockets.
-//! - [`view`]: what is shown.
+//! - [`view`]: what is shown. `told`: how often the log is written to.
 
 mod addresses;
 mod identity_file;
 pub(crate) mod role;
+mod told;
 pub(crate) mod view;
 
 use std::io;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_fabric::control::host::random_bytes;
@@ -30,13 +31,14 @@ use spillway_fabric::membership::announcement::{Label, Profile};
 use spillway_fabric::membership::identity::Identity;
 use spillway_fabric::membership::{Discovery, Input, Membership, Output, Settings};
 use spillway_fabric::wire::WIRE_VERSION;
+use tracing::Level;
 
 use self::identity_file::IdentityFile;
 use self::role::ClusterRole;
+use self::told::Told;
 use self::view::{ClusterView, MemberView};
 use crate::device::storage;
 use crate::failure::Failure;
-use crate::log_writer::CHANGES;
 
 /// Where a machine hears datagrams that lends nothing and was not told.
 const LISTEN_DEFAULT: &str = "0.0.0.0:7070";
@@ -74,6 +76,7 @@ struct State {
     key: Option<ClusterKey>,
     identity: IdentityFile,
     wake: Option<Instant>,
+    told: Told,
 }
 
 struct Shared {
@@ -112,7 +115,8 @@ impl ClusterService {
         let ways = (!role.seeds.is_empty()).then_some(&seeds[..]);
         let address = role.address.map_or_else(|| addresses::reachable_with_donor(bound, donor, ways), Ok)?;
         let path = role.identity.clone().unwrap_or_else(|| storage::backing_directory().join("machine.json"));
-        let identity = IdentityFile::begin(&path).map_err(Failure::failed)?;
+        let clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let identity = IdentityFile::begin(&path, clock_ms).map_err(Failure::failed)?;
         let profile = profile(role);
         let settings = Settings {
             discovery: role.discovery,
@@ -120,13 +124,14 @@ impl ClusterService {
             cluster: role.name.clone(),
             key: key.as_ref().map(KeySource::current),
             profile: profile.clone(),
+            clock_ms,
             seed: u64::from_le_bytes(random_bytes().map_err(during)?),
             sender: random_bytes().map_err(during)?,
         };
         socket.set_nonblocking(true).map_err(during)?;
         let known = settings.key.clone();
         let membership = Membership::new(Instant::now(), settings);
-        let state = Mutex::new(State { membership, key: known, identity, wake: None });
+        let state = Mutex::new(State { membership, key: known, identity, wake: None, told: Told::default() });
         let (role, named) = (role.clone(), Mutex::new(role.seeds.clone()));
         let is_over = AtomicBool::new(false);
         let shared = Arc::new(Shared { role, seeds: named, socket, key, key_file, is_over, state, profile });
@@ -242,27 +247,36 @@ impl Shared {
             // A datagram that cannot be sent is one that is lost.
             Output::Send { to, bytes } => drop(self.socket.send_to(&bytes, to)),
             Output::WakeAt(at) => state.wake = Some(at),
-            Output::Up(address) => tracing::info!(target: CHANGES, "{address} is in cluster '{}'", self.role.name),
-            Output::Down(address) => {
-                tracing::info!(target: CHANGES, "{address} is in cluster '{}' no more", self.role.name);
-            }
             Output::Renewed(generation) => {
-                tracing::warn!("the cluster had taken this machine for dead; it is back");
+                state.told.say("the cluster had taken this machine for dead; it is back", Level::WARN);
                 if let Err(error) = state.identity.renew(generation) {
                     tracing::warn!("{error}");
                 }
             }
+            told => self.tell_of(state, &told),
+        }
+    }
+
+    /// What people should know. Other machines cause it, so it is told at a pace.
+    fn tell_of(&self, state: &mut State, output: &Output) {
+        let (level, line) = match output {
+            Output::Up(address) => (Level::INFO, format!("{address} is in cluster '{}'", self.role.name)),
+            Output::Down(address) => (Level::INFO, format!("{address} is in cluster '{}' no more", self.role.name)),
             Output::Twins { machine, addresses } => {
                 let file = state.identity.path().display();
-                tracing::warn!(
+                let line = format!(
                     "the machines at {addresses:?} have the same identity {machine}; remove {file} on all but one of \
                      them, and start their agents again"
                 );
+                (Level::WARN, line)
             }
-            Output::SameAddress(machine) => {
-                tracing::warn!("machine {machine} says that it has this machine's address; see [cluster] address");
-            }
-        }
+            Output::SameAddress(machine) => (
+                Level::WARN,
+                format!("machine {machine} says that it has this machine's address; see [cluster] address"),
+            ),
+            Output::Send { .. } | Output::WakeAt(_) | Output::Renewed(_) => return,
+        };
+        state.told.say(&line, level);
     }
 
     /// Gives the membership the key that the file has now, if it is another one.

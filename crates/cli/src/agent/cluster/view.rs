@@ -47,6 +47,10 @@ pub(crate) struct MemberView {
     pub(crate) state: String,
     /// Whether it is the machine that was asked.
     pub(crate) is_self: bool,
+    /// Whether it answered the machine that was asked; another machine may only have named it. True where that is not
+    /// known.
+    #[serde(default = "unknown")]
+    pub(crate) answered: bool,
     /// Where it stands.
     pub(crate) zone: Option<String>,
     /// See `zone`.
@@ -61,6 +65,10 @@ pub(crate) struct MemberView {
     pub(crate) release: Option<String>,
     /// Its wire version.
     pub(crate) wire_version: Option<u16>,
+}
+
+fn unknown() -> bool {
+    true
 }
 
 /// Datagrams and bytes.
@@ -121,6 +129,7 @@ impl From<Member> for MemberView {
             generation: member.identity.map(|identity| identity.generation),
             state: state.to_owned(),
             is_self: member.is_self,
+            answered: member.has_answered || member.state == MemberState::Listed,
             zone: profile.and_then(|profile| text(profile.zone.as_str())),
             rack: profile.and_then(|profile| text(profile.rack.as_str())),
             quota_bytes: profile.map(|profile| profile.quota_bytes),
@@ -131,6 +140,9 @@ impl From<Member> for MemberView {
         }
     }
 }
+
+/// Wire versions that are told: more than a line holds.
+const VERSIONS_TOLD_MAX: usize = 8;
 
 /// What is wrong with the members, for people.
 pub(super) fn warnings(membership: &Membership, members: &[MemberView]) -> Vec<String> {
@@ -150,6 +162,7 @@ pub(super) fn warnings(membership: &Membership, members: &[MemberView]) -> Vec<S
     let mut versions: Vec<u16> = members.iter().filter(is_living).filter_map(|member| member.wire_version).collect();
     versions.sort_unstable();
     versions.dedup();
+    versions.truncate(VERSIONS_TOLD_MAX);
     if versions.len() > 1 {
         warnings.push(format!(
             "machines speak the wire versions {versions:?} and do not lend to each other: install one release on all"

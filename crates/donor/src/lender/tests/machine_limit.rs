@@ -1,12 +1,15 @@
 //! No machine holds more than the donor lends to one, however many volumes it has.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use spillway_fabric::control::message::Message;
 
+use super::super::leases::SessionId;
 use super::super::{Input, Output};
 use super::world::{SIZE, World, hello};
 use crate::connections::{Machine, Source};
+use crate::limits::{ACTIVITY_DEADLINE, NEED_TIME};
 
 fn at(last: u8) -> Machine {
     Source::of_address(IpAddr::from([10, 0, 0, last])).into()
@@ -52,6 +55,57 @@ fn slabs_of_a_volume_that_may_come_back_count() {
     world.feed(Input::Ended { session: gone });
     let next = world.enter(2, hello(2));
     assert!(world.lease(next).is_none(), "its slabs linger");
+}
+
+/// The slabs that are asked back of `session` by these outputs.
+fn recalled(outputs: &[Output], session: SessionId) -> usize {
+    let of_session = |output: &Output| match output {
+        Output::Send { session: to, message: Message::Recall { slabs, .. } } if *to == session => slabs.len(),
+        _ => 0,
+    };
+    outputs.iter().map(of_session).sum()
+}
+
+#[test]
+fn without_a_limit_one_machine_has_all_until_another_one_asks_for_its_share() {
+    let mut world = World::new(8, 0, 1, Instant::now());
+    world.machine = at(1);
+    let greedy = world.enter(1, hello(1));
+    let slabs: Vec<_> = (0..8).map(|_| world.lease(greedy).unwrap()).collect();
+    world.machine = at(2);
+    let other = world.enter(2, hello(2));
+    let mut asked = 0;
+    for round in 0..6 {
+        let before = world.log.len();
+        assert!(world.lease(other).is_none(), "there is no room yet");
+        world.pass(ACTIVITY_DEADLINE);
+        let back = recalled(&world.log[before..], greedy);
+        assert!(back <= 1, "no more than is needed");
+        asked += back;
+        if back == 0 {
+            assert!(round >= 4, "only half of it is asked back");
+            continue;
+        }
+        world.say(greedy, Message::Release { slab: slabs[round] });
+        assert_eq!(free_bytes(&world.say(greedy, Message::Query { request: 9 })), Some(0), "it is not for this one");
+        assert!(world.lease(greedy).is_none());
+        assert!(world.lease(other).is_some(), "but for that one");
+    }
+    assert_eq!((asked, world.lender.slabs_held(greedy), world.lender.slabs_held(other)), (4, 4, 4));
+    world.say(other, Message::Goodbye { reason: String::new() });
+    world.pass(2 * NEED_TIME);
+    (0..4).for_each(|_| assert!(world.lease(greedy).is_some(), "no other machine asks any more"));
+}
+
+#[test]
+fn the_volumes_of_one_machine_ask_nothing_back_of_each_other() {
+    let mut world = World::new(4, 0, 1, Instant::now());
+    world.machine = at(1);
+    let (one, two) = (world.enter(1, hello(1)), world.enter(2, hello(2)));
+    (0..4).for_each(|_| assert!(world.lease(one).is_some()));
+    assert!(world.lease(two).is_none());
+    world.pass(ACTIVITY_DEADLINE);
+    assert_eq!(recalled(&world.log, one), 0);
 }
 
 #[test]
