@@ -78,9 +78,16 @@ pub(crate) fn revive_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(tried.collect())
 }
 
-/// What was given up is said until the keeper has heard, so only the deadline ends the wait.
+/// What was given up is said until the keeper has heard. Said again after a silence, it was given up again.
 fn wait_served(mut ask: impl FnMut() -> Served, patience: Duration) -> bool {
-    wait_until(Instant::now() + patience, || ask() == Served::Yes)
+    let (mut was_silent, mut served) = (false, false);
+    wait_until(Instant::now() + patience, || {
+        let now = ask();
+        was_silent |= now == Served::Silent;
+        served = now == Served::Yes;
+        served || (was_silent && now == Served::GivenUp)
+    });
+    served
 }
 
 #[cfg(test)]
@@ -98,6 +105,8 @@ mod tests {
     fn one_that_stays_away_is_not_waited_for_for_ever() {
         assert!(!wait_served(|| Served::GivenUp, Duration::from_millis(50)));
         assert!(!wait_served(|| Served::Silent, Duration::ZERO));
+        let mut again = [Served::GivenUp, Served::Silent, Served::GivenUp].into_iter();
+        assert!(!wait_served(|| again.next().unwrap(), Duration::from_secs(60)));
     }
 
     #[test]
