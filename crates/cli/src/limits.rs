@@ -254,21 +254,25 @@ const _: () = {
     assert!(DONOR_WAIT.as_millis() > spillway_fabric::limits::CONNECT_DEADLINE.as_millis(), "an attempt ends in time");
 };
 
-/// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do
-/// it again. With the pauses they take some ten seconds, in which a machine that is short of memory gets over the
-/// worst.
+/// Lives of a device's process in a row that served nothing, after which it is not started again: what ended them will
+/// end the next one. Their pauses are 7 s together, in which a machine that is short of memory gets over the worst, and
+/// after which requests fail in place of waiting.
 pub(crate) const RESTARTS_MAX: u32 = 8;
 
-/// How long `swap off` waits for the process of a device that was given up: for all [`RESTARTS_MAX`] starts, whose
-/// pauses are 11 s together.
+/// How long `swap off` and `doctor --mend` wait for the process of a device that was given up: for all [`RESTARTS_MAX`]
+/// starts, whose pauses are 7 s together.
 pub(crate) const REVIVAL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process that lived so long did not die of its start.
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
-/// Pause before a process that died is started again; doubles with each quick death up to [`RESTART_PAUSE_MAX`]. The
-/// shortest is noise beside the time that the start takes.
+/// Pause before a process that died is started again; doubles with each quick death up to [`RESTART_PAUSE_MAX`], or
+/// [`RESTART_PAUSE_SERVED_MAX`]. The shortest is noise beside the time that the start takes.
 pub(crate) const RESTART_PAUSE_MIN: Duration = Duration::from_millis(50);
 
 /// See [`RESTART_PAUSE_MIN`].
-pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(5);
+pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The same after a life that served: requests wait meanwhile, and a process that serves a little and dies must not
+/// keep a CPU busy.
+pub(crate) const RESTART_PAUSE_SERVED_MAX: Duration = Duration::from_millis(400);

@@ -209,7 +209,8 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 90] = [
+const DECISIONS: [&str; 91] = [
+    "crates/cli/src/device/restarts.rs",
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",

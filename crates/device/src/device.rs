@@ -7,7 +7,7 @@ use std::time::Duration;
 use spillway_block::adaptive_polling::{AdaptivePolling, SpinPermit};
 use spillway_block::channel::BlockChannel;
 use spillway_block::cpu_idle::CpuIdleLimit;
-use spillway_block::device_failure::DeviceFailure;
+use spillway_block::device_failure::{DeviceFailure, FailedService};
 use spillway_block::io_thread::IoThread;
 use spillway_block::limits::SLOTS_PER_THREAD;
 use spillway_block::local_memory::LocalMemory;
@@ -29,6 +29,7 @@ use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::SettingsError;
 use spillway_volume::slab_map::Geometry;
 use spillway_volume::state::DeviceState;
+use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
 use crate::config::DeviceConfig;
@@ -107,6 +108,34 @@ impl Device {
         Self::start_over(config, Some(kept), true)
     }
 
+    /// Takes over the block device of a process that died and fails every request to it, so that none waits for pages
+    /// that no process serves. The pages stay as they are, for the process that comes after this one.
+    pub fn start_failing(config: DeviceConfig, kept: Kept) -> Result<Self, DeviceError> {
+        let geometry = config.check()?;
+        let (front_end_text, front_end, channels) = open_front_end(&config, geometry, Some(&kept))?;
+        let services = channels
+            .iter()
+            .map(|channel| Box::new(FailedService::new(channel.pool().slot_count())) as Box<dyn BlockService>)
+            .collect();
+        let mut device = Self {
+            path: PathBuf::new(),
+            front_end,
+            front_end_text,
+            metrics: Arc::default(),
+            stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
+            io_threads: Vec::new(),
+            device_failure: Arc::default(),
+            remote: None,
+            state: Some(Arc::new(kept)),
+            config,
+            donors_missing: Vec::new(),
+            stopped: false,
+        };
+        device.start_io_threads(channels, services)?;
+        device.plug_in()?;
+        Ok(device)
+    }
+
     fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
@@ -146,22 +175,37 @@ impl Device {
             device.donors_missing = remote.await_donors(device.config.volume.donor_wait, device.is_resumed())?;
         }
         device.settle();
-        let permit = SpinPermit::default();
-        for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
-            let stop = Arc::clone(&device.stop);
-            let (name, device_failure) = (format!("io-{number}"), Arc::clone(&device.device_failure));
-            let awake = CpuIdleLimit::new(device.config.keep_awake, device.metrics.awake());
-            let adaptive_polling = AdaptivePolling::new(permit.clone(), awake);
-            let thread = IoThread::start(name, channel, service, stop, adaptive_polling, device_failure);
-            device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
-        }
-        device.note_front_end();
-        device.path = device.front_end.attach()?;
-        device.note_front_end();
+        device.start_io_threads(channels, services)?;
+        device.plug_in()?;
         if let Some(kept) = &device.state {
             kept.state.records().set_serving(goes_on);
+            kept.state.records().reach(Milestone::Ready);
         }
         Ok(device)
+    }
+
+    fn start_io_threads(
+        &mut self,
+        channels: Vec<Box<dyn BlockChannel>>,
+        services: Services,
+    ) -> Result<(), DeviceError> {
+        let permit = SpinPermit::default();
+        for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
+            let stop = Arc::clone(&self.stop);
+            let (name, device_failure) = (format!("io-{number}"), Arc::clone(&self.device_failure));
+            let awake = CpuIdleLimit::new(self.config.keep_awake, self.metrics.awake());
+            let adaptive_polling = AdaptivePolling::new(permit.clone(), awake);
+            let thread = IoThread::start(name, channel, service, stop, adaptive_polling, device_failure);
+            self.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
+        }
+        Ok(())
+    }
+
+    fn plug_in(&mut self) -> Result<(), DeviceError> {
+        self.note_front_end();
+        self.path = self.front_end.attach()?;
+        self.note_front_end();
+        Ok(())
     }
 
     /// Writes down for the next process how it takes the block device over; some can tell only once it is there.

@@ -84,7 +84,7 @@ impl RunningVolume {
             let queue_pairs = make_queue_pairs(&holder).map_err(system())?.watched_by(&volume.latencies);
             let pool = Arc::clone(&holder.pool);
             let engine = Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, queue_pairs, Instant::now());
-            engines.push(engine.bounded_by(bandwidth.clone()));
+            engines.push(engine.bounded_by(bandwidth.clone()).noting_in(state.records()));
             io_holders.push(holder);
         }
         let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;

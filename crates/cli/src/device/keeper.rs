@@ -2,8 +2,9 @@
 //!
 //! It owns the device's entry, and holds and locks the memory in which the device's state lies. The serving process
 //! is its child, of the same program. A child that ends well ends the keeper too. One that dies while it serves is
-//! started again, and goes on with the memory, after a pause that grows; one that dies too often is given up: the
-//! keeper then keeps the pages, says so in `status`, and waits for a SIGHUP (try again) or for `off`.
+//! started again, and goes on with the memory, after a pause that grows. Where lives served nothing too often
+//! ([`super::restarts`]), the device is given up: the keeper keeps the pages, has another process fail requests that
+//! would wait else, says so in `status`, and waits for a SIGHUP (try again, [`super::revival`]) or for `off`.
 //!
 //! Whatever this process does could happen while the machine's swap is dead, so it does next to nothing: all its
 //! memory, its program included, is locked, and it never waits for I/O of its own.
@@ -21,14 +22,16 @@ use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 use spillway_volume::state::keeping::KeptMemory;
+use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::keeping::KeptPrefetching;
 use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness};
+use super::restarts::{Life, Next, Restarts};
 use super::serve;
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
-use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
+use crate::limits::RESTARTS_MAX;
 use crate::log_writer;
 use crate::machine::memory::Memory;
 use crate::machine::reserve::Reserve;
@@ -139,13 +142,13 @@ impl Keeper {
     }
 
     fn run(mut self, signals: &Signals) -> Result<(), Failure> {
-        let mut deaths = Deaths::default();
+        let mut restarts = Restarts::default();
         loop {
             let started = Instant::now();
-            let died = match self.serve_once(signals, deaths.count > 0) {
+            let died = match self.serve_once(signals, restarts.have_been()) {
                 Ok(status) => match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
                     Verdict::Done if status.success() => {
-                        if deaths.count == 0 {
+                        if !restarts.have_been() {
                             // It has nothing to tell about a device that ended well.
                             let _ = std::fs::remove_file(&self.log);
                         }
@@ -157,16 +160,14 @@ impl Keeper {
                     Verdict::Again => format!("the device's process died ({})", ending(status)),
                 },
                 // The machine may be short of memory just now; the pages are not to be lost for that.
-                Err(failure) if deaths.count > 0 => failure.to_string(),
+                Err(failure) if restarts.have_been() => failure.to_string(),
                 Err(failure) => return Err(failure),
             };
             tracing::error!("{died}; another one goes on with its pages");
-            match deaths.pause(started.elapsed()) {
-                Some(pause) => std::thread::sleep(pause),
-                None if self.wait_for_orders(signals, &died) => {
-                    deaths = Deaths { count: deaths.count, ..Deaths::default() }
-                }
-                None => return self.leave_to_menders("it was told to end"),
+            match restarts.after(self.life(started.elapsed())) {
+                Next::Start(pause) => std::thread::sleep(pause),
+                Next::GiveUp if self.wait_for_orders(signals, &died) => restarts.try_again(),
+                Next::GiveUp => return self.leave_to_menders("it was told to end"),
             }
         }
     }
@@ -174,7 +175,8 @@ impl Keeper {
     /// One life of the serving process, and how it ended.
     fn serve_once(&mut self, signals: &Signals, again: bool) -> Result<ExitStatus, Failure> {
         let failed = |error| Failure::during("starting the device's process", error);
-        let mut child = self.spawn(again).map_err(failed)?;
+        self.memory.iter().for_each(|memory| memory.records().begin_life());
+        let mut child = self.spawn(again, false).map_err(failed)?;
         if !again {
             // From here on the launcher hears the child only, and its end.
             serve::release_stdout();
@@ -195,12 +197,24 @@ impl Keeper {
         }
     }
 
-    fn spawn(&self, again: bool) -> std::io::Result<ChildProcess> {
+    /// What the child that died last did, as it noted itself.
+    fn life(&self, lived: Duration) -> Life {
+        let reached = |milestone| self.memory.as_ref().is_some_and(|memory| memory.records().has_reached(milestone));
+        Life {
+            lived,
+            was_ready: reached(Milestone::Ready),
+            was_asked: reached(Milestone::Asked),
+            has_answered: reached(Milestone::Answered),
+        }
+    }
+
+    fn spawn(&self, again: bool, fails: bool) -> std::io::Result<ChildProcess> {
         let record = DeviceRecord::read(self.entry.path());
         let handed = KeeperHandover {
             memory: self.memory.as_ref().map(KeptMemory::path),
             notes: self.notes.clone(),
             released: record.is_some_and(|record| record.released),
+            fails,
         };
         // The socket of a dead child is in the way of the next one.
         let _ = std::fs::remove_file(self.entry.status_socket());
@@ -216,17 +230,18 @@ impl Keeper {
     /// Keeps the pages without serving them; true when it is to be tried again.
     fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
         let health = format!(
-            "{died} too often and is not started any more; its pages are kept. See {}; `spillway swap off` and `kill -HUP {}` try again",
+            "given up: {died}, as did {RESTARTS_MAX} before it that served nothing either, and it is not started any more; \
+             its pages are kept, and requests fail. See {}; mend the cause, and `spillway doctor --mend` tries again",
             log_writer::place(&self.log),
-            std::process::id(),
         );
         tracing::error!("{health}");
         self.prefetching.iter_mut().for_each(KeptPrefetching::pause);
+        let mut substitute = self.substitute();
         let _ = std::fs::remove_file(self.entry.status_socket());
         let Ok(socket) = StatusServer::bind(&self.entry.status_socket()) else { return false };
         let report = self.report(health);
         let mut stopped = false;
-        loop {
+        let is_tried_again = loop {
             socket.serve(TURN, &mut |question| match question {
                 Question::Ping => Answer::done(),
                 Question::Cluster => Answer::no_cluster(),
@@ -238,12 +253,28 @@ impl Keeper {
                 }
             });
             if stopped || signals.terminate.swap(false, Ordering::SeqCst) {
-                return false;
+                break false;
             }
             if signals.again.swap(false, Ordering::SeqCst) {
-                return true;
+                break true;
             }
+        };
+        if let Some(child) = &mut substitute {
+            // It may have ended by itself. Nothing of it is to be undone: the next process takes the device over.
+            let _ = child.signal(Signal::KILL);
+            let _ = child.wait();
         }
+        is_tried_again
+    }
+
+    /// A process that answers with errors, for a block device that outlived its process: requests would wait for ever.
+    fn substitute(&self) -> Option<ChildProcess> {
+        self.memory.as_ref().filter(|memory| memory.records().has_front_end())?;
+        let started = self.spawn(true, true);
+        if let Err(error) = &started {
+            tracing::error!("no process fails the requests meanwhile, so they wait: {error}");
+        }
+        started.ok()
     }
 
     fn report(&self, health: String) -> DeviceReport {
@@ -318,27 +349,6 @@ fn ending(status: ExitStatus) -> String {
     }
 }
 
-/// How often children died lately, and how long to wait.
-#[derive(Debug, Default)]
-struct Deaths {
-    /// Of all times.
-    count: u32,
-    /// In a row, each soon after its start.
-    quick: u32,
-}
-
-impl Deaths {
-    /// The pause before the next start, after a life of `lived`; none when it died too often.
-    fn pause(&mut self, lived: Duration) -> Option<Duration> {
-        self.count += 1;
-        self.quick = if lived >= RESTART_WINDOW { 1 } else { self.quick + 1 };
-        if self.quick > RESTARTS_MAX {
-            return None;
-        }
-        Some((RESTART_PAUSE_MIN * 2_u32.pow(self.quick - 1)).min(RESTART_PAUSE_MAX))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,18 +365,13 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_quick_deaths_end_it() {
-        let mut deaths = Deaths::default();
-        let pauses: Vec<_> = (0..RESTARTS_MAX).map(|_| deaths.pause(Duration::ZERO).unwrap()).collect();
-        assert!(pauses.is_sorted() && pauses[0] == RESTART_PAUSE_MIN && pauses[1] > pauses[0]);
-        assert_eq!(deaths.pause(Duration::ZERO), None);
-        assert_eq!(Deaths { count: 9, quick: RESTARTS_MAX }.pause(RESTART_WINDOW), Some(RESTART_PAUSE_MIN));
-    }
-
-    #[test]
     fn what_is_handed_over_arrives() {
-        let handed =
-            KeeperHandover { memory: Some("/proc/7/fd/3".into()), notes: vec!["a".to_owned()], released: true };
+        let handed = KeeperHandover {
+            memory: Some("/proc/7/fd/3".into()),
+            notes: vec!["a".to_owned()],
+            released: true,
+            fails: true,
+        };
         let text = serde_json::to_string(&handed).unwrap();
         assert_eq!(serde_json::from_str::<KeeperHandover>(&text).unwrap(), handed);
     }

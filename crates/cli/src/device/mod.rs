@@ -3,6 +3,7 @@
 //! - [`launch`]: starts the process and waits until the device is there.
 //! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may
 //!   die.
+//! - `restarts`: whether it is started again, as a decision.
 //! - [`records`]: what these processes tell one another and write down.
 //! - [`revival`]: one that was given up, when its pages are wanted back.
 //! - [`prefetch`]: pages that come ahead from the machine's swap.
@@ -14,6 +15,7 @@ pub(crate) mod keeper;
 pub(crate) mod launch;
 pub(crate) mod prefetch;
 pub(crate) mod records;
+mod restarts;
 pub(crate) mod revival;
 pub(crate) mod serve;
 pub(crate) mod storage;

@@ -103,6 +103,8 @@ pub(crate) struct KeeperHandover {
     pub(crate) notes: Vec<String>,
     /// Whether the launcher let the device live on without it.
     pub(crate) released: bool,
+    /// Whether it is to fail every request: the device was given up.
+    pub(crate) fails: bool,
 }
 
 /// The status of a device's process: the device's own and the process's.

@@ -1,15 +1,16 @@
-//! A device that its keeper has given up, because its process died too often, is tried once more before its pages are
-//! brought back: without a process the kernel would wait for them for ever.
+//! A device that its keeper has given up is tried again: by `doctor --mend`, and before `swap off` brings its pages back,
+//! which fail or wait without a process that serves them.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::records::DeviceRecord;
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::waiting::wait_until;
-use crate::registry::Found;
+use crate::registry::{Found, Kind, Registry};
 use crate::status_socket;
 
 /// Whether a process serves a device.
@@ -50,15 +51,48 @@ pub(crate) fn revive(found: &Found) -> Result<(), Failure> {
     )))
 }
 
-/// What was given up is said until the keeper has heard, so only the deadline ends the wait.
+/// The devices that were given up.
+fn given_up(registry: &Registry) -> Result<Vec<Found>, Failure> {
+    let entries = registry.entries().map_err(Failure::failed)?;
+    let living = entries.into_iter().filter(|found| found.kind == Kind::Device && found.is_alive());
+    Ok(living.filter(|found| ask(found) == Served::GivenUp).collect())
+}
+
+/// The devices that were given up, in words.
+pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
+    Ok(given_up(registry)?
+        .iter()
+        .map(|found| format!("{}, which was given up and fails requests", found.title()))
+        .collect())
+}
+
+/// Tries all devices that were given up again; gives one line for each.
+pub(crate) fn revive_all(registry: &Registry) -> Result<Vec<String>, Failure> {
+    let tried = given_up(registry)?.into_iter().map(|found| match revive(&found) {
+        Ok(()) => {
+            let path = DeviceRecord::read(&found.path).and_then(|record| record.path).unwrap_or_default();
+            format!("the {} is served again, at {}", found.title(), path.display())
+        }
+        Err(failure) => failure.to_string(),
+    });
+    Ok(tried.collect())
+}
+
+/// What was given up is said until the keeper has heard. Said again after a silence, it was given up again.
 fn wait_served(mut ask: impl FnMut() -> Served, patience: Duration) -> bool {
-    wait_until(Instant::now() + patience, || ask() == Served::Yes)
+    let (mut was_silent, mut served) = (false, false);
+    wait_until(Instant::now() + patience, || {
+        let now = ask();
+        was_silent |= now == Served::Silent;
+        served = now == Served::Yes;
+        served || (was_silent && now == Served::GivenUp)
+    });
+    served
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{Kind, Registry};
 
     #[test]
     fn a_device_that_comes_back_is_waited_for_through_silence() {
@@ -71,6 +105,8 @@ mod tests {
     fn one_that_stays_away_is_not_waited_for_for_ever() {
         assert!(!wait_served(|| Served::GivenUp, Duration::from_millis(50)));
         assert!(!wait_served(|| Served::Silent, Duration::ZERO));
+        let mut again = [Served::GivenUp, Served::Silent, Served::GivenUp].into_iter();
+        assert!(!wait_served(|| again.next().unwrap(), Duration::from_secs(60)));
     }
 
     #[test]
@@ -79,5 +115,7 @@ mod tests {
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         // The owner is this process, which a HUP would end.
         revive(&registry.find(Kind::Device, "silent").unwrap()).unwrap();
+        assert_eq!(revive_all(&registry).unwrap(), Vec::<String>::new());
+        assert_eq!(list(&registry).unwrap(), Vec::<String>::new());
     }
 }

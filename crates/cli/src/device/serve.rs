@@ -64,6 +64,9 @@ pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io:
         ));
     }
     let terminate = separate_from_terminal()?;
+    if handed.fails {
+        return fail_requests(&launched, &handed);
+    }
     match Server::start(&launched, &handed, notes, terminate) {
         Ok(mut server) => {
             announce(&Readiness::Ready {
@@ -79,6 +82,21 @@ pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io:
             Err(failure)
         }
     }
+}
+
+/// Answers every request of a device that was given up with an error, until its keeper ends this process.
+fn fail_requests(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<(), Failure> {
+    let keeper = rustix::process::getppid();
+    make_safe(launched, &mut Vec::new());
+    let kept = kept(launched, handed)?.ok_or_else(|| Failure::failed("no memory was handed over"))?;
+    sandbox::drop_rights_of_start().map_err(|error| Failure::during("giving up rights", error))?;
+    let device = Device::start_failing(config(launched)?, kept).map_err(Failure::failed)?;
+    while rustix::process::getppid() == keeper {
+        std::thread::sleep(TURN);
+    }
+    // To be taken over by the process that comes next: not detached.
+    std::mem::forget(device);
+    Ok(())
 }
 
 /// A Ctrl-C for the program must not reach the device that its memory lives on.

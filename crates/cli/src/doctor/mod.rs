@@ -16,6 +16,7 @@ use serde::Serialize;
 use self::check::{Check, State, Way};
 use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
+use crate::device::revival;
 use crate::failure::Failure;
 use crate::machine::system::System;
 use crate::registry::Registry;
@@ -26,7 +27,7 @@ use crate::{mend, output};
 struct Report {
     /// Every capability.
     checks: Vec<Check>,
-    /// What dead processes left behind.
+    /// What dead processes left behind, and devices that were given up.
     remains: Vec<String>,
     /// What `--mend` did, line by line.
     mended: Vec<String>,
@@ -38,15 +39,21 @@ pub(crate) fn execute(arguments: &DoctorArguments) -> Result<(), Failure> {
         return Ok(());
     }
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mended = if arguments.mend { mend::mend_all(&registry)? } else { Vec::new() };
-    let report = Report { checks: checks::all(&System::this()), remains: mend::list(&registry)?, mended };
+    let mut mended = if arguments.mend { mend::mend_all(&registry)? } else { Vec::new() };
+    // A mender that a dead run ordered has no more to do.
+    if arguments.mend && !arguments.on_order {
+        mended.extend(revival::revive_all(&registry)?);
+    }
+    let mut remains = mend::list(&registry)?;
+    remains.extend(revival::list(&registry)?);
+    let report = Report { checks: checks::all(&System::this()), remains, mended };
     if arguments.output.json {
         output::json(&report)?;
     } else {
         output::text(&describe(&report))?;
     }
     if arguments.mend && !report.remains.is_empty() {
-        return Err(Failure::Failed(format!("could not remove: {}", report.remains.join(", "))));
+        return Err(Failure::Failed(format!("could not mend: {}", report.remains.join(", "))));
     }
     match (hindrance(&report.checks, Way::Swap), hindrance(&report.checks, Way::Pager)) {
         (Some(swap), Some(pager)) if !arguments.mend => Err(Failure::Failed(format!(

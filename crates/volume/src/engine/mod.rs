@@ -47,6 +47,7 @@ use crate::slab_map::Volume;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::DonorSlot;
+use crate::state::records::{Milestone, Records};
 
 /// Serves a volume, see the module text.
 pub struct Engine {
@@ -65,6 +66,9 @@ pub struct Engine {
     not_awaited: usize,
     /// Requests so far.
     submitted: u64,
+    /// Where the first request and the first that was carried out are noted.
+    life: Option<Records>,
+    has_answered: bool,
 }
 
 impl Engine {
@@ -78,13 +82,31 @@ impl Engine {
     ) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
         let proving = volume.proofs.as_ref().map(|proofs| Proving::new(proofs.new_writer(), &pool));
-        let (under_way, not_awaited, submitted, bandwidth) = (0, 0, 0, None);
-        Self { volume, metrics, pool, queue_pairs, proving, bandwidth, requests, under_way, not_awaited, submitted }
+        Self {
+            volume,
+            metrics,
+            pool,
+            queue_pairs,
+            proving,
+            bandwidth: None,
+            requests,
+            under_way: 0,
+            not_awaited: 0,
+            submitted: 0,
+            life: None,
+            has_answered: false,
+        }
     }
 
     /// The same, whose traffic `bandwidth` bounds together with that of other engines.
     pub fn bounded_by(mut self, bandwidth: Option<Arc<Bandwidth>>) -> Self {
         self.bandwidth = bandwidth;
+        self
+    }
+
+    /// The same, which notes in `records` that it is used.
+    pub fn noting_in(mut self, records: Records) -> Self {
+        self.life = Some(records);
         self
     }
 
@@ -134,6 +156,9 @@ impl BlockService for Engine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
         self.requests[request.slot].accept(request, self.submitted, self.volume.geometry, now);
         self.charge(request.slot, now);
+        if let (0, Some(life)) = (self.submitted, &self.life) {
+            life.reach(Milestone::Asked);
+        }
         self.submitted += 1;
         self.under_way += 1;
         self.not_awaited += usize::from(request.priority != Priority::Demand);
@@ -256,6 +281,10 @@ impl Engine {
         self.not_awaited -= usize::from(active.turn().is_some());
         active.stage = Stage::Free;
         self.under_way -= 1;
+        if result.is_ok() && !self.has_answered {
+            self.has_answered = true;
+            self.life.iter().for_each(|life| life.reach(Milestone::Answered));
+        }
         let latency = now.saturating_duration_since(active.arrived);
         self.metrics.record(&active.request, result.is_ok(), latency);
     }

@@ -14,6 +14,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
 use super::header::{HEADER_WORDS, Header};
+use super::records::Records;
 use super::{DeviceState, Words};
 use crate::error::VolumeError;
 use crate::settings::VolumeConfig;
@@ -46,6 +47,11 @@ impl KeptMemory {
     /// Where another process of this user opens it, as long as this one lives.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_fd().as_raw_fd()).into()
+    }
+
+    /// What the processes that serve the device note.
+    pub fn records(&self) -> Records {
+        self.header.records()
     }
 
     /// Whether the process that served said that another one should go on, should it die.

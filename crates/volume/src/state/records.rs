@@ -28,7 +28,9 @@ const AT_DONORS: usize = AT_FRONT_END + FRONT_END_WORDS;
 const TOKEN_WORDS: usize = SESSION_TOKEN_BYTES / 8;
 const DONOR_WORDS: usize = 1 + 2 + TOKEN_WORDS;
 
-const AT_ADDRESSES: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+/// One word for each [`Milestone`].
+const AT_LIFE: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+const AT_ADDRESSES: usize = AT_LIFE + Milestone::ALL.len();
 /// Words of an address: the longest host name has 253 bytes (RFC 1035), and a colon and a port follow.
 const ADDRESS_TEXT_WORDS: usize = 33;
 const ADDRESS_WORDS: usize = 1 + ADDRESS_TEXT_WORDS;
@@ -44,6 +46,21 @@ const LEAVING: u64 = 1 << 32;
 
 /// Marks a record that counts.
 const STANDS: u64 = 1;
+
+/// How far a process came with the device that it serves. Each is noted in a word of its own, by any I/O thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Milestone {
+    /// The device can be used.
+    Ready,
+    /// A request came.
+    Asked,
+    /// A request was carried out.
+    Answered,
+}
+
+impl Milestone {
+    const ALL: [Self; 3] = [Self::Ready, Self::Asked, Self::Answered];
+}
 
 /// How a donor knows this borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +114,26 @@ impl Records {
     /// Whether another process should go on with the device.
     pub fn is_serving(&self) -> bool {
         self.words.load(AT_SERVING) != 0
+    }
+
+    /// Another process is to serve the device: it has reached nothing yet.
+    pub fn begin_life(&self) {
+        Milestone::ALL.into_iter().for_each(|milestone| self.words.store(AT_LIFE + milestone as usize, 0));
+    }
+
+    /// Notes what the process that serves the device reached.
+    pub fn reach(&self, milestone: Milestone) {
+        self.words.store(AT_LIFE + milestone as usize, 1);
+    }
+
+    /// Whether the process that serves the device, or died last, reached that.
+    pub fn has_reached(&self, milestone: Milestone) -> bool {
+        self.words.load(AT_LIFE + milestone as usize) != 0
+    }
+
+    /// Whether a process before this one noted how the block device is taken over.
+    pub fn has_front_end(&self) -> bool {
+        self.words.load(AT_FRONT_END_LENGTH) != 0
     }
 
     /// Notes what the next process needs to take the block device over. False when that is too long to be noted.
