@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::limits::{
-    GROUP_SIZE_BYTES, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
+    EXCESS_BYTES_MIN, EXCESS_SHARE, GROUP_SIZE_BYTES, HOLD_SHARE, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
 };
 
 /// How much memory programs may have.
@@ -97,6 +97,23 @@ impl Budget {
         pages.min(self.limit_pages() / WATERMARK_SHARE_MAX)
     }
 
+    /// What programs may have beyond the budget without a word.
+    pub fn slack_bytes(&self) -> u64 {
+        (self.bytes() / EXCESS_SHARE).max(EXCESS_BYTES_MIN)
+    }
+
+    /// Whether so much memory came past all waits that the programs are to be held: what is not registered yet is
+    /// filled without a fault that could wait.
+    pub fn wants_hold(&self) -> bool {
+        let slack_pages = (self.slack_bytes() / PAGE_SIZE_BYTES as u64).cast_signed();
+        self.resident_pages() > self.limit_pages() + slack_pages / HOLD_SHARE
+    }
+
+    /// Whether nothing can leave now.
+    pub fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed)
+    }
+
     /// Resident pages now.
     pub fn resident_pages(&self) -> i64 {
         self.resident.load(Ordering::Relaxed)
@@ -114,7 +131,7 @@ impl Budget {
 
     /// Whether a page that comes now has to wait for another to leave (rule 15).
     pub fn holds_back(&self) -> bool {
-        self.resident_pages() >= self.limit_pages() && !self.is_stuck.load(Ordering::Relaxed)
+        self.resident_pages() >= self.limit_pages() && !self.is_stuck()
     }
 
     /// Whether `pages` more could come without a wait.

@@ -124,6 +124,20 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 pub const EVICTOR_START_DEADLINE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes of the machine for one whose parent has ended before it was found.
 pub const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
+/// What programs may have beyond the budget without a word: this part of it ...
+pub const EXCESS_SHARE: u64 = 10;
+/// ... or so much, if that is more: what a program at full speed fills in 16 ms, in which the survey of a busy machine
+/// gets a CPU.
+pub const EXCESS_BYTES_MIN: u64 = 16 << 20;
+/// Beyond that for longer than this is told: less is over before it hurts another program.
+pub const EXCESS_MOMENT: Duration = Duration::from_millis(100);
+/// A program is held once the budget is exceeded by this part of what is allowed without a word.
+pub const HOLD_SHARE: i64 = 4;
+/// How long a program is held at most, before it may go on for a moment: its pages leave all the while, and another
+/// thread of it may wait for the end of one that is held.
+pub const HOLD_MAX: Duration = Duration::from_millis(500);
+/// A program that is held goes on when nothing has left for so long: thirty turns of the scheduler.
+pub const HOLD_IDLE_MAX: Duration = Duration::from_millis(100);
 /// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all
 /// the time is given a pause: far longer than any moment in which many changes come together.
 pub const RESTLESS_PATIENCE: Duration = Duration::from_millis(200);
@@ -133,12 +147,8 @@ pub const RESTLESS_SHARE: u64 = 8;
 pub const RESTLESS_PAGES_MAX: u64 = 1024;
 /// How long its threads may take to stop: each has a change to end, and waits for a CPU for that.
 pub const PAUSE_STOP_MAX: Duration = Duration::from_millis(10);
-/// How long they are held at most then: 40,000 pages leave in that time, and a human notices twice as much.
-pub const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// How long to wait after a program may not be held (a debugger has it, say), and at most after it did not help.
 pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
-/// Between two looks at them.
-pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would
 /// end.

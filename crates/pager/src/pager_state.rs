@@ -30,7 +30,7 @@ use crate::mappings::staying_tally::StayingReport;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
 use crate::shared_memory::views::SharedObjects;
-use crate::statistics::{Counters, PagerStatistics};
+use crate::statistics::{BudgetExcess, Counters, PagerStatistics};
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
 
@@ -66,6 +66,8 @@ pub struct PagerState {
     failures: Mutex<VecDeque<String>>,
     /// Blocks that may be huge pages again.
     pub huge_blocks: Mutex<HugeBlocks>,
+    /// How the budget was exceeded, for the statistics.
+    pub excess: Mutex<BudgetExcess>,
     /// What stays local, for the statistics.
     pub staying: Mutex<StayingReport>,
     next_space: AtomicU32,
@@ -98,6 +100,7 @@ impl PagerState {
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
             huge_blocks: Mutex::default(),
+            excess: Mutex::default(),
             staying: Mutex::default(),
             next_space: AtomicU32::new(0),
             wanted: Mutex::default(),
@@ -278,7 +281,7 @@ impl PagerState {
 
     /// Everything that was counted so far.
     pub fn report(&self) -> PagerStatistics {
-        self.counters.report(self.budget.bytes(), &lock(&self.staying), self.failures())
+        self.counters.report(self.budget.bytes(), &lock(&self.excess), &lock(&self.staying), self.failures())
     }
 
     /// What went wrong so far.

@@ -31,6 +31,19 @@ pub struct FaultStatistics {
     pub latency: LatencyStatus,
 }
 
+/// How the budget was exceeded for longer than a moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BudgetExcess {
+    /// For how long in all.
+    pub seconds: f64,
+    /// The most local memory in that time, 0 if there was none.
+    pub local_bytes_peak: u64,
+    /// The budget then.
+    pub budget_bytes: u64,
+    /// Why, in words.
+    pub cause: String,
+}
+
 /// A report, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PagerStatistics {
@@ -52,6 +65,10 @@ pub struct PagerStatistics {
     pub local_bytes: u64,
     /// The largest [`PagerStatistics::local_bytes`] seen.
     pub local_bytes_peak: u64,
+    /// Time in which the budget was exceeded by more than a tenth or 16 MiB, whichever is more, and for longer than a
+    /// moment.
+    #[serde(default)]
+    pub excess: BudgetExcess,
     /// The most memory of its own that one program had and that could not leave: of the kinds that count in the
     /// budget ([`StayingKind::is_in_budget`](crate::mappings::staying_kinds::StayingKind::is_in_budget)).
     #[serde(default)]
@@ -105,7 +122,8 @@ pub struct PagerStatistics {
     pub faults_helped: u64,
     /// Changes of mappings for which another one was waited for ([`crate::mappings::events`]).
     pub doubts: u64,
-    /// Times that a program was held for a moment because it changed its mappings without a pause.
+    /// Times that a program was held for a moment: it changed its mappings without a pause, or filled memory that no
+    /// fault could hold back.
     pub pauses: u64,
     /// Forks that waited until all pages were back, because the kernel does not tell this user of forks.
     pub forks: u64,
@@ -209,7 +227,13 @@ impl Counters {
     }
 
     /// Everything so far.
-    pub(crate) fn report(&self, budget_bytes: u64, staying: &StayingReport, failures: Vec<String>) -> PagerStatistics {
+    pub(crate) fn report(
+        &self,
+        budget_bytes: u64,
+        excess: &BudgetExcess,
+        staying: &StayingReport,
+        failures: Vec<String>,
+    ) -> PagerStatistics {
         let kind = |kind: FaultKind| {
             let counters = &self.kinds[kind as usize];
             FaultStatistics { count: counters.count.load(Ordering::Relaxed), latency: counters.latency.status() }
@@ -224,6 +248,7 @@ impl Counters {
             lost_seconds: lost_ns as f64 / 1e9,
             local_bytes: self.local_bytes.get(),
             local_bytes_peak: self.local_bytes_peak.get(),
+            excess: excess.clone(),
             staying_bytes_peak: self.staying_bytes_peak.get(),
             staying: staying.now,
             staying_peak: staying.peak,
@@ -268,7 +293,7 @@ mod tests {
         counters.fault(FaultKind::Fill, Duration::from_micros(10));
         counters.fault(FaultKind::Fill, Duration::from_micros(30));
         counters.fault(FaultKind::Write, Duration::from_micros(2));
-        let report = counters.report(0, &StayingReport::default(), Vec::new());
+        let report = counters.report(0, &BudgetExcess::default(), &StayingReport::default(), Vec::new());
         assert_eq!((report.fill.count, report.staged.count, report.zero.count, report.write.count), (2, 0, 0, 1));
         assert!((report.lost_seconds - 42e-6).abs() < 1e-9);
         assert!(report.fill.latency.max_us > report.fill.latency.p50_us / 2.0);
@@ -278,7 +303,7 @@ mod tests {
     fn refault_distances_are_counted_in_powers_of_four() {
         let counters = Counters::default();
         [0, 1, 3, 4, 15, 16, u32::MAX].into_iter().for_each(|distance| counters.refault(distance));
-        let refaults = counters.report(0, &StayingReport::default(), Vec::new()).refaults;
+        let refaults = counters.report(0, &BudgetExcess::default(), &StayingReport::default(), Vec::new()).refaults;
         assert_eq!(&refaults[..4], &[3, 2, 1, 0]);
         assert_eq!(refaults[15], 1);
     }

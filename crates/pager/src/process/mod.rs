@@ -15,8 +15,8 @@
 //! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
-//!   that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger
-//!   has stopped.
+//!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
+//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped.
 
 mod calls;
 mod children;
@@ -24,6 +24,7 @@ mod common;
 mod control_blocks;
 mod descriptors;
 mod evictors;
+mod excess;
 mod greeting;
 mod growth;
 mod huge_pages;
@@ -62,12 +63,13 @@ use spillway_sys::userfaultfd::PageError;
 use self::calls::Calls;
 use self::children::Search;
 use self::common::Common;
+use self::excess::Excess;
 use self::greeting::Caller;
 use self::growth::{Growth, interval};
 use self::huge_pages::{HugePageLooks, HugePagesOf};
 use self::objects::Objects;
 use self::pace::Pace;
-use self::pausing::{Respite, Restless};
+use self::pausing::{Hold, Respite, Restless};
 use self::proof::Proof;
 use self::staying::StayingLook;
 use self::traced::Traced;
@@ -218,6 +220,9 @@ pub struct Survey {
     /// Pages that the kernel counts more than once.
     common: Common,
     restless: Restless,
+    /// Programs that are held.
+    holds: Vec<Hold>,
+    excess: Excess,
     /// Of whole looks.
     pace: Pace,
     growth: Growth,
@@ -264,6 +269,8 @@ impl Survey {
             traced: Traced::default(),
             common: Common::default(),
             restless: Restless::default(),
+            holds: Vec::new(),
+            excess: Excess::default(),
             pace: Pace::default(),
             growth: Growth::default(),
             is_someone_held: false,
@@ -336,7 +343,7 @@ impl Survey {
 
     /// Whether something is under way that whole looks take on.
     fn is_busy(&self, now: Instant) -> bool {
-        self.calls.is_busy(now) || self.traced.is_busy() || self.is_someone_held
+        self.calls.is_busy(now) || self.traced.is_busy() || self.is_someone_held || !self.holds.is_empty()
     }
 
     fn look_at_all(&mut self, now: Instant, has_visitors: bool) {
@@ -381,6 +388,7 @@ impl Survey {
         let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
         counters.local_bytes.set(local_bytes);
         counters.local_bytes_peak.set_max(local_bytes);
+        self.tell_of_excess(local_bytes, now);
         resident
     }
 

@@ -1,23 +1,28 @@
-//! A program all of whose threads change mappings without a pause is given one: the kernel lets nothing of it be
-//! registered or moved while any of them is in the middle of a change, and with more threads than CPUs one nearly
-//! always is.
+//! Programs that are held for a moment.
 //!
-//! That it is so is seen by what does not happen: the budget is exceeded, nothing leaves, and a program is changing
-//! its mappings. Then its threads are held for as long as it takes to take out what is too much, by the tracer that
-//! starts evictors (`spillway_sys::tracee`). What they are in the middle of they end, as the fault threads go on
-//! reading what they tell.
+//! - One all of whose threads change mappings without a pause: the kernel lets nothing of it be registered or moved
+//!   while any of them is in the middle of a change, and with more threads than CPUs one nearly always is. That it is
+//!   so is seen by what does not happen: the budget is exceeded, nothing leaves, and the program is changing its
+//!   mappings.
+//! - One that fills memory which is not registered yet, such as a new mapping for each block: no fault of its waits
+//!   for the budget (rule 15), and on a busy machine the survey gets its next turn when much has come. So programs
+//!   are held once the budget is exceeded by more than a part of what is allowed ([`Budget::wants_hold`]).
+//!
+//! Their threads are held until what is too much has left, by the tracer that starts evictors
+//! (`spillway_sys::tracee`). What they are in the middle of they end, as the fault threads go on reading what they
+//! tell. The survey looks at everything else meanwhile.
 
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use spillway_stub::protocol::EvictorState;
 use spillway_sys::tracee::{Pause, TraceError};
 
 use crate::address_space::AddressSpace;
+#[cfg(doc)]
+use crate::budget::Budget;
 use crate::limits::{
-    PAUSE_FAILED_PAUSE, PAUSE_LOOK_INTERVAL, PAUSE_MAX, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE,
-    RESTLESS_SHARE,
+    HOLD_IDLE_MAX, HOLD_MAX, PAUSE_FAILED_PAUSE, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE, RESTLESS_SHARE,
 };
 use crate::pager_state::PagerState;
 use crate::process::proc_files::has_ended;
@@ -76,16 +81,50 @@ impl Respite {
     }
 }
 
+/// A program whose threads are held.
+pub(super) struct Hold {
+    pause: Pause,
+    space: Arc<AddressSpace>,
+    began: Instant,
+    /// What was to leave then, and what had left.
+    excess_pages: i64,
+    out_before: u64,
+    /// When pages were last seen to leave, and how many had left by then.
+    left: (Instant, u64),
+}
+
+impl Hold {
+    /// Whether the program goes on: enough has left, nothing leaves, or it was held for long.
+    fn is_over(&mut self, shared: &PagerState, now: Instant) -> bool {
+        let out = pages_out(shared);
+        if out != self.left.1 {
+            self.left = (now, out);
+        }
+        // Signals of its threads are passed on by the look at them.
+        let has_stopped = self.pause.is_complete();
+        let is_idle = has_stopped && now.saturating_duration_since(self.left.0) >= HOLD_IDLE_MAX;
+        let is_enough = shared.budget.resident_pages() <= shared.budget.high_pages();
+        is_enough || is_idle || self.space.is_gone() || now.saturating_duration_since(self.began) >= HOLD_MAX
+    }
+
+    fn has_helped(&self, shared: &PagerState) -> bool {
+        !is_little(pages_out(shared) - self.out_before, self.excess_pages)
+    }
+}
+
 impl Survey {
-    /// Gives the largest program a pause that needs one, if any does.
+    /// Lets programs go on that were held for long enough, and holds the largest one that needs it, if any does.
     pub(super) fn make_pause(&mut self, now: Instant) {
+        self.end_holds(now);
         let budget = &self.shared.budget;
         let excess_pages = budget.resident_pages() - budget.limit_pages();
-        if !self.restless.is_over(excess_pages, pages_out(&self.shared), now) {
+        let is_restless = self.restless.is_over(excess_pages, pages_out(&self.shared), now);
+        if !is_restless && !budget.wants_hold() {
             return;
         }
-        let restless = self.tracked.iter().enumerate().filter(|(_, tracked)| self.may_be_paused(tracked, now));
-        let Some((index, _)) = restless.max_by_key(|(_, tracked)| tracked.pages) else { return };
+        let wanting = self.tracked.iter().enumerate().filter(|(_, tracked)| self.may_be_paused(tracked, now));
+        let wanting = wanting.filter(|(_, tracked)| !is_restless || is_changing(&tracked.space));
+        let Some((index, _)) = wanting.max_by_key(|(_, tracked)| tracked.pages) else { return };
         let tracked = &mut self.tracked[index];
         let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { return };
         let (space, process) = (Arc::clone(&tracked.space), process.number());
@@ -95,60 +134,54 @@ impl Survey {
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
         match Pause::begin(process, seat.evictor_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
             Ok(pause) => {
-                let has_helped = self.use_pause(&pause, &space, excess_pages);
-                drop(pause);
-                self.tracked[index].respite.was_held(has_helped, Instant::now());
+                self.shared.counters.pauses.add(1);
+                let out_before = pages_out(&self.shared);
+                let left = (now, out_before);
+                self.holds.push(Hold { pause, space, began: now, excess_pages, out_before, left });
             }
             Err(TraceError::Gone | TraceError::Another) => {}
             Err(_) if has_ended(process) => {}
             Err(error) => {
                 tracked.respite.has_failed(now);
-                let text = "changes its mappings without a pause, so that its pages stay, and cannot be given one";
-                self.shared.fail(format!("process {process} {text}: {error}"));
+                if is_restless {
+                    let text = "changes its mappings without a pause, so that its pages stay, and cannot be given one";
+                    self.shared.fail(format!("process {process} {text}: {error}"));
+                }
             }
         }
     }
 
-    /// Whether an evictor of its could take pages out, but for its changes.
+    /// Programs that are still held have what they filled last registered, so that it may leave.
+    fn end_holds(&mut self, now: Instant) {
+        let mut holds = std::mem::take(&mut self.holds);
+        for hold in holds.extract_if(.., |hold| hold.is_over(&self.shared, now)) {
+            let has_helped = hold.has_helped(&self.shared);
+            let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
+            tracked.into_iter().for_each(|tracked| tracked.respite.was_held(has_helped, now));
+        }
+        holds.iter().for_each(|hold| self.register_at_once(&hold.space));
+        self.holds = holds;
+    }
+
+    /// Whether it is not held, and an evictor of its could take pages out.
     fn may_be_paused(&self, tracked: &TrackedProcess, now: Instant) -> bool {
         let (space, Some(seat)) = (&tracked.space, &tracked.seat) else { return false };
-        let is_changing = || !space.lock().mapping_events.is_empty() || space.memory.is_changing();
         tracked.respite.is_due(now)
             && tracked.process.is_some()
             && seat.state() == EvictorState::Running
             && !space.is_gone()
             && !space.is_held()
-            && is_changing()
+            && self.holds.iter().all(|hold| hold.space.id != space.id)
     }
+}
 
-    /// Takes out what is too much while its threads are held, as long as something leaves. Whether it helped.
-    fn use_pause(&mut self, pause: &Pause, space: &AddressSpace, excess_pages: i64) -> bool {
-        self.shared.counters.pauses.add(1);
-        let (before, deadline) = (pages_out(&self.shared), Instant::now() + PAUSE_MAX);
-        look_until(PAUSE_STOP_MAX, || pause.is_complete() && !space.memory.is_changing());
-        let is_enough =
-            |shared: &PagerState| shared.budget.resident_pages() <= shared.budget.low_pages() || space.is_gone();
-        let mut step_before = None;
-        while !is_enough(&self.shared) && Instant::now() < deadline && step_before != Some(pages_out(&self.shared)) {
-            step_before = Some(pages_out(&self.shared));
-            self.register_at_once(space);
-            self.shared.call_eviction();
-            look_until(PAUSE_STOP_MAX, || is_enough(&self.shared));
-        }
-        !is_little(pages_out(&self.shared) - before, excess_pages)
-    }
+fn is_changing(space: &AddressSpace) -> bool {
+    !space.lock().mapping_events.is_empty() || space.memory.is_changing()
 }
 
 fn pages_out(shared: &PagerState) -> u64 {
     let counters = &shared.counters;
     counters.pages_out_clean.get() + counters.pages_out_dirty.get() + counters.pages_out_zero.get()
-}
-
-fn look_until(patience: Duration, is_over: impl Fn() -> bool) {
-    let deadline = Instant::now() + patience;
-    while !is_over() && Instant::now() < deadline {
-        sleep(PAUSE_LOOK_INTERVAL);
-    }
 }
 
 #[cfg(test)]

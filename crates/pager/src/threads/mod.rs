@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_block::cpu_idle::CpuIdleLimit;
 use spillway_block::service::Waiting;
 use spillway_sys::epoll::{Epoll, Interest};
-use spillway_sys::paging_safety::give_up_real_time;
+use spillway_sys::paging_safety::{ask_for_short_turns, give_up_real_time};
 
 use crate::address_space::AddressSpace;
 use crate::evict::Eviction;
@@ -294,6 +294,8 @@ pub fn evict(shared: &PagerState, mut eviction: Eviction) -> io::Result<()> {
 
 /// The survey thread.
 pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> {
+    // Programs fill what is not registered until it looks. Where that is refused it looks later.
+    let _ = ask_for_short_turns();
     let (mut is_called, mut has_visitors, mut looks_at) = (true, true, Instant::now());
     while !shared.is_stopping() {
         let now = Instant::now();

@@ -1,0 +1,110 @@
+//! A budget that was exceeded for longer than a moment: how far, how long and why is in the statistics, and is told
+//! once.
+
+use std::time::{Duration, Instant};
+
+use spillway_stub::protocol::EvictorState;
+
+use crate::limits::{EVICTOR_MISSING_SHARE, EXCESS_MOMENT};
+use crate::process::{Survey, TrackedProcess};
+use crate::threads::lock::lock;
+
+/// Since when the budget is exceeded by more than is allowed without a word, and what was seen since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Excess {
+    since: Option<Instant>,
+    counted_until: Option<Instant>,
+    bytes_peak: u64,
+    is_told: bool,
+}
+
+/// What is to be noted of an excess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Noted {
+    /// Time that was not noted before.
+    time: Duration,
+    bytes_peak: u64,
+    /// The user was not told yet.
+    is_news: bool,
+}
+
+impl Excess {
+    /// Programs have `local_bytes`, of which `allowed_bytes` need no word.
+    fn saw(&mut self, local_bytes: u64, allowed_bytes: u64, now: Instant) -> Option<Noted> {
+        if local_bytes <= allowed_bytes {
+            *self = Self { is_told: self.is_told, ..Self::default() };
+            return None;
+        }
+        let since = *self.since.get_or_insert(now);
+        self.bytes_peak = self.bytes_peak.max(local_bytes);
+        if now.saturating_duration_since(since) < EXCESS_MOMENT {
+            return None;
+        }
+        let from = self.counted_until.replace(now).unwrap_or(since);
+        let is_news = !std::mem::replace(&mut self.is_told, true);
+        Some(Noted { time: now.saturating_duration_since(from), bytes_peak: self.bytes_peak, is_news })
+    }
+}
+
+impl Survey {
+    /// Notes that programs have `local_bytes`, and tells of it if that is too much for too long.
+    pub(super) fn tell_of_excess(&mut self, local_bytes: u64, now: Instant) {
+        let budget = &self.shared.budget;
+        let budget_bytes = budget.bytes();
+        let Some(noted) = self.excess.saw(local_bytes, budget_bytes + budget.slack_bytes(), now) else { return };
+        let mut told = lock(&self.shared.excess).clone();
+        told.seconds += noted.time.as_secs_f64();
+        if noted.bytes_peak > told.local_bytes_peak {
+            (told.local_bytes_peak, told.budget_bytes) = (noted.bytes_peak, budget_bytes);
+            told.cause = self.cause_of_excess().to_owned();
+        }
+        if noted.is_news {
+            let (local, budget, cause) = (told.local_bytes_peak >> 20, budget_bytes >> 20, &told.cause);
+            tracing::warn!("the budget of {budget} MiB is exceeded, {local} MiB are local: {cause}");
+        }
+        *lock(&self.shared.excess) = told;
+    }
+
+    /// Why no more has left, by the largest program.
+    fn cause_of_excess(&self) -> &'static str {
+        let budget = &self.shared.budget;
+        let most_bytes = budget.bytes() / EVICTOR_MISSING_SHARE.unsigned_abs();
+        let Some(largest) = self.tracked.iter().max_by_key(|tracked| tracked.pages) else {
+            return "programs that are not paged have it";
+        };
+        if has_no_evictor(largest) {
+            "a system call fills memory, or no thread could start the program's evictor yet"
+        } else if self.shared.counters.staying_bytes_peak.get() > most_bytes {
+            "memory that cannot be paged fills the budget"
+        } else if budget.is_stuck() {
+            "no page could leave"
+        } else {
+            "memory came faster than pages left"
+        }
+    }
+}
+
+fn has_no_evictor(tracked: &TrackedProcess) -> bool {
+    tracked.seat.as_ref().is_none_or(|seat| seat.state() != EvictorState::Running)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excess_is_noted_after_a_moment_and_told_once() {
+        let (mut now, mut excess) = (Instant::now(), Excess::default());
+        assert_eq!(excess.saw(100, 100, now), None, "no excess");
+        assert_eq!(excess.saw(190, 100, now), None, "it has just begun");
+        now += EXCESS_MOMENT;
+        let noted = |time, bytes_peak, is_news| Some(Noted { time, bytes_peak, is_news });
+        assert_eq!(excess.saw(150, 100, now), noted(EXCESS_MOMENT, 190, true), "from its beginning");
+        let step = EXCESS_MOMENT / 2;
+        assert_eq!(excess.saw(200, 100, now + step), noted(step, 200, false), "what was not noted before");
+        assert_eq!(excess.saw(99, 100, now + step), None, "it is over");
+        now += 4 * EXCESS_MOMENT;
+        assert_eq!(excess.saw(101, 100, now), None, "another one");
+        assert_eq!(excess.saw(101, 100, now + EXCESS_MOMENT), noted(EXCESS_MOMENT, 101, false));
+    }
+}
