@@ -53,6 +53,8 @@ impl Stray {
 /// Groups of other runs of ours have budgets of their own, and those of our devices must have no limit.
 pub(crate) fn find(hierarchy: &Hierarchy, group: &MemoryGroup, first: u32) -> Vec<Stray> {
     let members: HashSet<u32> = group.processes().into_iter().collect();
+    // Where the first process is before it enters the group; a return to there is not seen.
+    let starting = hierarchy.own_group().unwrap_or_default();
     let ours = MemoryGroup::directory(hierarchy);
     let mut strays = Vec::new();
     for process in family(first) {
@@ -61,10 +63,11 @@ pub(crate) fn find(hierarchy: &Hierarchy, group: &MemoryGroup, first: u32) -> Ve
         }
         // One that ended is in no group.
         let Ok(place) = hierarchy.group_of(process) else { continue };
-        if place.starts_with(&ours) {
+        let local_bytes = resident_bytes(process);
+        // Without memory it has just ended.
+        if place.starts_with(&ours) || (place == starting && process == first) || local_bytes == 0 {
             continue;
         }
-        let local_bytes = resident_bytes(process);
         let may_be_back = hierarchy.version == Version::V1 && !has_limit(hierarchy, &place);
         let is_back = may_be_back && group.add(process).is_ok();
         let group = Path::new("/").join(place.strip_prefix(&hierarchy.root).unwrap_or(&place));

@@ -283,7 +283,8 @@ fn search_strays(program: &Program, governed: &dyn Governed, report: &Mutex<RunR
         eprintln!("spillway: {told}");
     }
     let ended = Instant::now();
-    ended + limits::BUDGET_INTERVAL.max((ended - begun) * limits::STRAY_SEARCH_SHARE)
+    let pause = (ended - begun) * limits::STRAY_SEARCH_SHARE;
+    ended + pause.clamp(limits::BUDGET_INTERVAL, limits::STRAY_SEARCH_INTERVAL_MAX)
 }
 
 /// Whether the machine has nothing to give to a group that cannot go on.

@@ -68,6 +68,27 @@ fn an_allocation_that_does_not_fit_the_limit_is_told_of() {
     stage.assert_clean();
 }
 
+/// Fills 48 MiB and reads them.
+const FILLS: &str = "
+memory = bytearray(48 << 20)
+for place in range(0, 48 << 20, 4096):
+    memory[place] = place >> 12 & 255
+print('wrong', sum(memory[place] != place >> 12 & 255 for place in range(0, 48 << 20, 4096)))
+";
+
+/// A run by the pager inside of a run over swap: what it keeps of its volume is larger than one call may allocate
+/// there.
+#[test]
+fn a_run_by_the_pager_inside_of_a_run_over_swap_is_right() {
+    let Some(stage) = Stage::set(&["python3"]) else { return };
+    let spillway = env!("CARGO_BIN_EXE_spillway");
+    let inner = [spillway, "run", "--via", "pager", "--local", "16M", "--", "python3", "-c", FILLS];
+    let outer = ["--local", "64M", "--lend", "256M", "--slab-size", "4M"];
+    let said = support::run(&mut stage.run(&outer, &inner)).done("a run in a run");
+    assert_eq!(said.text(), "wrong 0\n");
+    stage.assert_clean();
+}
+
 /// Reads a file of 96 MiB through a mapping, all of it, again and again.
 const FILES: &str = "
 import mmap, sys
@@ -84,8 +105,8 @@ with open(sys.argv[1], 'w+b') as file:
 print('wrong', wrong)
 ";
 
-/// `lmdb-swap`: pages of files count in the limit of a memory group; where these are what is short, the run says so while the
-/// program runs.
+/// `lmdb-swap`: pages of files count in the limit of a memory group; where these are what is short, the run says so
+/// while the program runs.
 #[test]
 fn files_that_do_not_fit_the_limit_are_told_of() {
     let Some(stage) = Stage::set(&["python3"]) else { return };
