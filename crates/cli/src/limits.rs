@@ -93,6 +93,12 @@ pub(crate) const SIZING_SECONDS: f64 = 30.0;
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A search for processes that left the memory group may take one part in so many of the time.
+pub(crate) const STRAY_SEARCH_SHARE: u32 = 50;
+
+/// And comes after so long at the latest: to put a process back takes tens of milliseconds.
+pub(crate) const STRAY_SEARCH_INTERVAL_MAX: Duration = Duration::from_millis(100);
+
 /// Niceness of the thread that takes those looks: with fifteen others that want a CPU it came so late at 0 that the
 /// kernel killed a program at its limit.
 pub(crate) const WATCH_NICENESS: i32 = -15;

@@ -48,8 +48,8 @@ impl Progress {
         if done_bytes == 0 || elapsed.is_zero() {
             return None;
         }
-        // Finite: the divisor is at least one byte.
-        Some(elapsed.mul_f64(self.left_bytes as f64 / done_bytes as f64))
+        // The bytes may be another machine's word, and the time then longer than any that there is.
+        Duration::try_from_secs_f64(elapsed.as_secs_f64() * self.left_bytes as f64 / done_bytes as f64).ok()
     }
 
     /// What is shown at this moment.
@@ -97,6 +97,16 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_time_that_no_clock_counts_is_not_told() {
+        let now = Instant::now();
+        let mut progress = Progress::new("moved", now, u64::MAX);
+        let later = now + Duration::from_secs(3600);
+        progress.look(later, u64::MAX - 1);
+        assert_eq!(progress.left(later), None);
+        assert!(progress.line(later).starts_with("0 %"));
+    }
 
     #[test]
     fn the_rest_is_reckoned_from_what_moved_so_far() {

@@ -378,6 +378,10 @@ fn describe_run(text: &mut String, item: &Item) {
         lend_of(item),
         item.text("/local")
     );
+    let outside = item.number("/outside_bytes_max");
+    if outside > 0 {
+        let _ = writeln!(text, "  in other memory groups, beside the budget: up to {}", human(outside));
+    }
     let _ = writeln!(text, "  program {}, volume {} at donors", item.text("/program"), item.text("/volume"));
     let _ = writeln!(text, "  memory comes by {} ({})", item.text("/via/way"), item.text("/via/reason"));
     if let Some(line) = item.report.pointer("/pager/device/bandwidth").and_then(bandwidth_report::describe) {

@@ -14,6 +14,9 @@ use spillway_fabric::membership::{Counters, Discovery, Input, Membership, Output
 use spillway_fabric::site::Site;
 use spillway_fabric::wire::WIRE_VERSION;
 
+/// In milliseconds, as generations are.
+const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+
 /// Machines that every machine knows from the beginning.
 const SEEDS: usize = 3;
 
@@ -115,7 +118,9 @@ impl Community {
     pub(crate) fn switch_on(&mut self, now: Instant, machine: usize, seed: u64, site: &Site) -> Vec<Wish> {
         assert!(!self.is_on(machine), "a machine is switched on once");
         self.generations[machine] += 1;
-        let generation = self.generations[machine];
+        // Now and then the clock is a year ahead, and right again when the machine, or its successor, starts next.
+        let ahead_ms = if seed.is_multiple_of(8) { YEAR_MS } else { 0 };
+        let generation = self.generations[machine] + ahead_ms;
         let settings = Settings {
             discovery: Discovery::Gossip,
             identity: Identity::new(MachineId(machine as u128 + 1), generation, address(machine)),

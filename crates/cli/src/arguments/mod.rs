@@ -309,7 +309,7 @@ pub(crate) struct DonateArguments {
     /// Slabs to prepare in advance are of this size
     #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
     pub(crate) slab_size: Size,
-    /// Memory to lend at most to all devices and runs of one machine [default: as much as to all]
+    /// Memory to lend at most to all devices and runs of one machine [default: all, until others need their share]
     #[arg(long, value_name = "SIZE")]
     pub(crate) machine_limit: Option<Size>,
     /// A machine's share of the bandwidth over TCP, in relation to others; repeat it for more [default: 1 for each]

@@ -1,10 +1,12 @@
 //! Memory cgroups, version 1 and 2, as far as a local budget needs them.
 //!
 //! - [`usage`]: what a group holds; [`pressure`]: how long it waits, in version 1.
+//! - [`strays`]: processes that went to another group.
 //!
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
 
 mod pressure;
+pub(crate) mod strays;
 pub(crate) mod usage;
 
 use std::fs;
@@ -200,6 +202,15 @@ impl MemoryGroup {
         usage::field(&text, "oom_kill").unwrap_or(0)
     }
 
+    /// How often it was at its limit and a page had to leave before another came.
+    pub(crate) fn limit_hits(&self) -> u64 {
+        let text = |file| fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        match self.version {
+            Version::V1 => text("memory.failcnt").trim().parse().unwrap_or(0),
+            Version::V2 => usage::field(&text("memory.events"), "max").unwrap_or(0),
+        }
+    }
+
     /// Faults of its processes that waited for a page to come in.
     pub(crate) fn major_faults(&self) -> u64 {
         let name = match self.version {
@@ -309,7 +320,7 @@ mod tests {
         let usage = group.usage().unwrap();
         assert!(usage.charged_bytes < 64 << 20);
         assert!(group.processes().is_empty());
-        assert_eq!(group.out_of_memory_kills(), 0);
+        assert_eq!((group.out_of_memory_kills(), group.limit_hits()), (0, 0));
         group.forbid_swap();
         let files = ["memory.swappiness", "memory.swap.max"].map(|file| fs::read_to_string(group.path().join(file)));
         assert!(files.into_iter().flatten().any(|text| text.trim() == "0"), "its memory stays out of swap");

@@ -1,5 +1,5 @@
-//! A device that its keeper has given up is tried again: by `doctor --mend`, and before `swap off` brings its pages back,
-//! which fail or wait without a process that serves them.
+//! A device that its keeper has given up is tried again: by `doctor --mend`, and before `swap off` brings its pages
+//! back, which fail or wait without a process that serves them.
 
 use std::time::{Duration, Instant};
 

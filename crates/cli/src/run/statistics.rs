@@ -37,6 +37,8 @@ pub(crate) struct Paging {
     pub(crate) major_faults: u64,
     /// Processes killed by the kernel because the budget was too small for them.
     pub(crate) out_of_memory_kills: u64,
+    /// How often the program's memory group was at its limit; 0 by the pager.
+    pub(crate) limit_hits: u64,
     /// The device's report, by the pager that of its volume; null if it did not answer.
     pub(crate) device: Value,
     /// The pager's report; null over a swap device.
@@ -101,6 +103,13 @@ impl Statistics {
                 human(self.memory.relief_bytes_max),
             ));
         }
+        warnings.extend(self.refused_call());
+        if self.memory.outside_bytes_max > 0 {
+            warnings.push(format!(
+                "up to {} beside --local were local in other memory groups, to which processes of the program went",
+                human(self.memory.outside_bytes_max),
+            ));
+        }
         if self.ending == Ending::Signalled(rustix::process::Signal::SYS.as_raw()) && !self.paging.pager.is_null() {
             warnings.push(
                 "the program was ended by SIGSYS: it may have a filter of system calls (seccomp) that forbids what the pager's agent calls \
@@ -113,6 +122,22 @@ impl Statistics {
             warnings.push(format!("the device was not well: {health}"));
         }
         warnings
+    }
+
+    /// A call that asks for more shared memory than fits fails, and no kernel counts that. It shows where the program
+    /// failed, and its group was full while next to nothing had left it.
+    fn refused_call(&self) -> Option<String> {
+        let (memory, limit_bytes) = (&self.memory, self.memory.limit_bytes_max?);
+        let was_full = self.paging.limit_hits > 0 && memory.usage.file_bytes < limit_bytes / 4;
+        let nothing_left = memory.swapped_bytes_max < limit_bytes / 16;
+        let failed = matches!(self.ending, Ending::Exited(1..));
+        (failed && was_full && nothing_left && self.paging.out_of_memory_kills == 0).then(|| {
+            format!(
+                "the program failed, and its memory group was full at {} while nothing of it could leave: one fallocate of shared memory \
+                 beyond the limit fails so (ENOMEM; PostgreSQL, Java with ZGC); give a --local above that memory, or use --via pager",
+                human(limit_bytes),
+            )
+        })
     }
 
     fn summary(&self) -> String {
@@ -194,6 +219,7 @@ mod tests {
             paging: Paging {
                 major_faults: 7,
                 out_of_memory_kills: 0,
+                limit_hits: 0,
                 device,
                 pager: Value::Null,
                 prefetch: Value::Null,
@@ -252,6 +278,19 @@ mod tests {
         statistics.paging.out_of_memory_kills = 2;
         let warnings = statistics.warnings().join("\n");
         assert!(warnings.contains("killed 2") && warnings.contains("disk only"), "{warnings}");
+    }
+
+    #[test]
+    fn a_call_that_did_not_fit_is_told_of() {
+        let mut statistics = statistics(Value::Null);
+        statistics.memory.limit_bytes_max = Some(32 << 20);
+        statistics.paging.limit_hits = 7;
+        assert_eq!(statistics.warnings(), Vec::<String>::new(), "it ended well");
+        statistics.ending = Ending::Exited(1);
+        let warnings = statistics.warnings().join("\n");
+        assert!(warnings.contains("fallocate") && warnings.contains("at 32 MiB"), "{warnings}");
+        statistics.memory.swapped_bytes_max = 16 << 20;
+        assert_eq!(statistics.warnings(), Vec::<String>::new(), "it was paged");
     }
 
     #[test]

@@ -13,10 +13,12 @@ use serde_json::Value;
 use spillway_device::prefetch::driver::{Prefetching, Sampled};
 use spillway_device::prefetch::headroom::{CgroupMemory, Headroom};
 use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::watch::Governed;
 use crate::budget;
 use crate::cgroup::MemoryGroup;
+use crate::cgroup::strays::{self, Stray};
 use crate::cgroup::usage::GroupUsage;
 use crate::machine::swap_read_ahead::ReadAheadAside;
 use crate::prefetch_report::PrefetchReport;
@@ -72,14 +74,19 @@ const NO_LIMIT: u64 = u64::MAX;
 /// The memory group of a run: each look at it tells prefetching how much may be on its way.
 pub(crate) struct PrefetchedGroup<'a> {
     group: &'a MemoryGroup,
+    hierarchy: &'a Hierarchy,
     prefetching: &'a SwapPrefetching,
     limit_bytes: AtomicU64,
 }
 
 impl<'a> PrefetchedGroup<'a> {
     /// The group, at this limit.
-    pub(crate) fn new(group: &'a MemoryGroup, prefetching: &'a SwapPrefetching, limit_bytes: Option<u64>) -> Self {
-        Self { group, prefetching, limit_bytes: limit_bytes.unwrap_or(NO_LIMIT).into() }
+    pub(crate) fn new(
+        (group, hierarchy): (&'a MemoryGroup, &'a Hierarchy),
+        prefetching: &'a SwapPrefetching,
+        limit_bytes: Option<u64>,
+    ) -> Self {
+        Self { group, hierarchy, prefetching, limit_bytes: limit_bytes.unwrap_or(NO_LIMIT).into() }
     }
 }
 
@@ -108,6 +115,10 @@ impl Governed for PrefetchedGroup<'_> {
     fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()> {
         self.limit_bytes.store(limit_bytes.unwrap_or(NO_LIMIT), Ordering::Relaxed);
         self.group.set_limit(limit_bytes)
+    }
+
+    fn strays(&self, program: u32) -> Vec<Stray> {
+        strays::find(self.hierarchy, self.group, program)
     }
 
     fn prefetch(&self) -> Value {

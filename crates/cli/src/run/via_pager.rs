@@ -186,6 +186,7 @@ impl Paged {
             major_faults: pager.fill.count,
             // Nothing limits the program but the pager, which makes it wait.
             out_of_memory_kills: 0,
+            limit_hits: 0,
             device: json!({ "device": device }),
             pager: json!(pager),
             prefetch: Value::Null,

@@ -133,7 +133,7 @@ impl Run {
         let start = Instant::now();
         let prefetching =
             SwapPrefetching::start(arguments.prefetch.and_then(PrefetchChoice::policy), self.entry.path());
-        let governed = PrefetchedGroup::new(group, &prefetching, budget.limit_bytes());
+        let governed = PrefetchedGroup::new((group, &self.hierarchy), &prefetching, budget.limit_bytes());
         let recording = arguments.recording.as_ref();
         let log = recording.map(|wanted| FaultRecording::start(wanted.kind, wanted.room()));
         let log = log.transpose().map_err(Failure::failed)?;
@@ -144,6 +144,7 @@ impl Run {
         let paging = Paging {
             major_faults: group.major_faults(),
             out_of_memory_kills: group.out_of_memory_kills(),
+            limit_hits: group.limit_hits(),
             device: status_socket::ask_status(device.status_socket()).unwrap_or(Value::Null),
             pager: Value::Null,
             prefetch: prefetching.report(),

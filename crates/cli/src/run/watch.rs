@@ -1,6 +1,8 @@
 //! While the program runs: its budget follows its footprint, and `status` is told.
 
+use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use super::take_down::device_name;
 use super::via::Choice;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
+use crate::cgroup::strays::Stray;
 use crate::cgroup::usage::GroupUsage;
 use crate::donor_change::{self, KeptOut};
 use crate::interruption::Interruption;
@@ -44,6 +47,11 @@ pub(crate) trait Governed: Sync {
 
     /// From now on the kernel may kill a process that finds no memory.
     fn let_kernel_kill(&self) {}
+
+    /// Processes of `program` that went to where it is not kept in its budget. Those that can be are brought back.
+    fn strays(&self, _program: u32) -> Vec<Stray> {
+        Vec::new()
+    }
 
     /// What else there is to say; null if no other process says it.
     fn report(&self) -> Value {
@@ -100,6 +108,11 @@ pub(crate) struct RunReport {
     pub(crate) local_bytes_max: u64,
     /// The most that was paged out.
     pub(crate) swapped_bytes_max: u64,
+    /// The most local memory seen of processes that went to another memory group.
+    pub(crate) outside_bytes_max: u64,
+    /// The memory groups that the user was told of.
+    #[serde(skip)]
+    pub(crate) groups_told: HashSet<PathBuf>,
     /// Whether the user was told that all that may be borrowed is.
     #[serde(skip)]
     pub(crate) is_told_of_lend: bool,
@@ -148,6 +161,14 @@ impl RunReport {
         ))
     }
 
+    /// What to tell the user of processes that went to another memory group, once of each group.
+    fn went_outside(&mut self, strays: &[Stray]) -> Vec<String> {
+        let outside_bytes = strays.iter().map(|stray| stray.local_bytes).sum();
+        self.outside_bytes_max = self.outside_bytes_max.max(outside_bytes);
+        let news = strays.iter().filter(|stray| self.groups_told.insert(stray.group.clone()));
+        news.map(Stray::describe).collect()
+    }
+
     fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
         self.usage = usage;
         self.limit_bytes = limit_bytes;
@@ -191,8 +212,12 @@ pub(crate) fn watch(
         }
         let mut interval = Duration::ZERO;
         let begun = Instant::now();
+        let mut next_search = begun;
         while !program.wait(interval) {
             interval = adjust(governed, budget, &report, begun.elapsed());
+            if Instant::now() >= next_search {
+                next_search = search_strays(program, governed, &report);
+            }
         }
         wait_for_left_behind(governed, budget, &report, begun, interruption);
         adjust(governed, budget, &report, begun.elapsed());
@@ -248,6 +273,18 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
         eprintln!("spillway: {told}");
     }
     budget.interval(&usage, |limit_bytes| governed.interval_at_limit(limit_bytes))
+}
+
+/// Looks for processes that went elsewhere; when to do so again, for it takes a look at each process.
+fn search_strays(program: &Program, governed: &dyn Governed, report: &Mutex<RunReport>) -> Instant {
+    let begun = Instant::now();
+    let strays = program.process().map(|process| governed.strays(process)).unwrap_or_default();
+    for told in report.lock().expect("no holder panics").went_outside(&strays) {
+        eprintln!("spillway: {told}");
+    }
+    let ended = Instant::now();
+    let pause = (ended - begun) * limits::STRAY_SEARCH_SHARE;
+    ended + pause.clamp(limits::BUDGET_INTERVAL, limits::STRAY_SEARCH_INTERVAL_MAX)
 }
 
 /// Whether the machine has nothing to give to a group that cannot go on.
@@ -307,6 +344,18 @@ mod tests {
         assert_eq!(report.reached_lend(), None, "once");
         let mut unbounded = RunReport { lend_bytes_max: None, is_told_of_lend: false, ..report };
         assert_eq!(unbounded.reached_lend(), None);
+    }
+
+    #[test]
+    fn groups_that_processes_went_to_are_told_of_once() {
+        let mut report = RunReport::default();
+        let stray = |process, group: &str| Stray { process, group: group.into(), local_bytes: 5 << 20, is_back: false };
+        assert_eq!(report.went_outside(&[]), Vec::<String>::new());
+        let told = report.went_outside(&[stray(7, "/a"), stray(8, "/a"), stray(9, "/b")]);
+        assert!(told.len() == 2 && told[0].contains("process 7") && told[1].contains("/b"), "{told:?}");
+        assert_eq!(report.outside_bytes_max, 15 << 20);
+        assert_eq!(report.went_outside(&[stray(10, "/b")]), Vec::<String>::new());
+        assert_eq!(report.outside_bytes_max, 15 << 20);
     }
 
     #[test]

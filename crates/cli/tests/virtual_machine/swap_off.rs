@@ -64,7 +64,10 @@ fn swap_over_ublk_whose_process_was_given_up_comes_back_whole(guest: &Guest) {
     guest.said("pkill -STOP verifier; mv /disk/backing /disk/aside; kill -9 $(pgrep -f -- --kept)");
     guest.wait_for("spillway status --json | grep -q 'not started any more'");
     // Requests fail, and do not wait for a process that does not come.
-    guest.said("! timeout 60 dd if=$(awk "NR>1{print \$1}" /proc/swaps) of=/dev/null bs=4k count=1 iflag=direct 2>/tmp/dd; grep 'Input/output error' /tmp/dd");
+    guest.said(
+        "area=$(awk 'NR>1 { print $1 }' /proc/swaps); ! timeout 60 dd if=$area of=/dev/null bs=4k count=1 iflag=direct \
+         2>/tmp/dd; grep 'Input/output error' /tmp/dd",
+    );
     guest.said("mv /disk/aside /disk/backing");
     guest.wait_for("spillway doctor --mend | grep -q 'is served again, at /dev/ublkb'; spillway swap status --json | grep -q '\"given_up\": *false'");
     guest.said("pkill -CONT verifier");

@@ -88,10 +88,11 @@ impl Lender {
     }
 
     /// How much is to be asked back for machines in need, and of which slabs: of the machine that holds most, as far as
-    /// that is above its share. What was asked back already will be theirs.
+    /// that is above its share. What was asked back already, and what is free, will be theirs.
     pub(super) fn wanted_for_needs(&self) -> (u64, Vec<(Lease, u64)>) {
         let needed_bytes: u64 = self.needs.machines.values().map(|need| need.bytes).fold(0, u64::saturating_add);
-        let wanted_bytes = needed_bytes.saturating_sub(self.leases.recalled_bytes());
+        let coming_bytes = self.leases.recalled_bytes().saturating_add(self.free_to_lend_bytes());
+        let wanted_bytes = needed_bytes.saturating_sub(coming_bytes);
         if wanted_bytes == 0 {
             return (0, Vec::new());
         }

@@ -70,9 +70,17 @@ impl Gossip {
             self.on_taken_for_dead(now, &header);
             return Ok(());
         }
-        let members = self.believed(now, &header, payload.members);
-        if !self.admit(now, &header.src, true) {
+        let own = *self.swim.identity();
+        let is_greeting = header.message == Message::Announce && header.dst.address == own.address;
+        if header.dst != own && !is_greeting {
             return Ok(());
+        }
+        let mut members = self.believed(now, &header, payload.members);
+        if !self.admit(now, &header.src, true, 0) {
+            return Ok(());
+        }
+        if self.swim.updates_backlog() >= RUMORS_WAITING_MAX {
+            self.take_quietly(now, &header, std::mem::take(&mut members));
         }
         let is_heard = self.is_listened_to(&header);
         self.tell_the_winner(&header.src);
@@ -101,6 +109,14 @@ impl Gossip {
             ) => Err(MembershipError::Value),
             _ => Ok(()),
         }
+    }
+
+    /// Too many updates wait to be passed on: these are not, and others find them in pages.
+    fn take_quietly(&mut self, now: Instant, header: &Header<Identity>, members: Vec<Member<Identity>>) {
+        let sender = Member::new(header.src, header.src_incarnation, State::Alive);
+        let all = std::iter::once(sender).chain(members);
+        // It fails only if a member does not fit a datagram.
+        let _ = self.ask(now, |swim, asked| swim.apply_many(all, false, asked));
     }
 
     fn note_answer(&mut self, header: &Header<Identity>) {
@@ -165,7 +181,7 @@ impl Gossip {
                 }
             } else if identity.address == own.address && identity.win_addr_conflict(&own) {
                 self.hear_of_own_address(now, &identity);
-            } else if self.believes(now, &identity) && is_listened_to && self.admit(now, &identity, false) {
+            } else if self.believes(now, &identity) && is_listened_to && self.admit(now, &identity, false, kept.len()) {
                 kept.push(member);
             }
         }
@@ -252,21 +268,20 @@ impl Gossip {
         self.outputs.push(Output::Renewed(generation));
     }
 
-    /// Whether `identity` may be in the list of members; makes room for one that speaks for itself.
-    fn admit(&mut self, now: Instant, identity: &Identity, speaks_for_itself: bool) -> bool {
+    /// Whether `identity` may be in the list of members, beside `coming` others; makes room for one that speaks for
+    /// itself.
+    fn admit(&mut self, now: Instant, identity: &Identity, speaks_for_itself: bool, coming: usize) -> bool {
         if self.member(identity.address).is_some() {
             return true;
         }
-        // Waiting updates are passed on first: the list fills again from pages.
-        let can_tell = self.swim.updates_backlog() < RUMORS_WAITING_MAX;
-        if self.swim.iter_membership_state().len() < MEMBERS_MAX {
-            return can_tell;
+        if self.swim.iter_membership_state().len() + coming < MEMBERS_MAX {
+            return true;
         }
         let is_dead = |member: &&Member<Identity>| member.state() == State::Down;
         let is_only_named = |member: &&Member<Identity>| speaks_for_itself && !self.answers.has(member.id());
         let all = || self.swim.iter_membership_state();
         let leaves = all().find(is_dead).or_else(|| all().find(is_only_named)).cloned();
-        let Some(leaves) = leaves.filter(|_| can_tell) else { return false };
+        let Some(leaves) = leaves else { return false };
         self.remove(now, &leaves);
         true
     }
@@ -351,7 +366,7 @@ impl Gossip {
             self.notice_usurper(identity);
             self.hear_of_own_address(now, identity);
             let is_other = identity.address != own.address;
-            if is_other && self.believes(now, identity) && self.admit(now, identity, false) {
+            if is_other && self.believes(now, identity) && self.admit(now, identity, false, members.len()) {
                 members.push(Member::new(*identity, *incarnation, State::Alive));
             }
         }
