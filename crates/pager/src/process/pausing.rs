@@ -94,21 +94,21 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Whether the program goes on: enough has left, nothing leaves, or it was held for long.
-    fn is_over(&mut self, shared: &PagerState, now: Instant) -> bool {
-        let out = pages_out(shared);
+    /// Whether the program goes on, and if so whether that it was held has helped: enough has left, or it was held for
+    /// long. It was in vain if nothing can leave.
+    fn is_over(&mut self, shared: &PagerState, now: Instant) -> Option<bool> {
+        let (out, budget) = (pages_out(shared), &shared.budget);
         if out != self.left.1 {
             self.left = (now, out);
         }
         // Signals of its threads are passed on by the look at them.
         let has_stopped = self.pause.is_complete();
         let is_idle = has_stopped && now.saturating_duration_since(self.left.0) >= HOLD_IDLE_MAX;
-        let is_enough = shared.budget.resident_pages() <= shared.budget.high_pages();
-        is_enough || is_idle || self.space.is_gone() || now.saturating_duration_since(self.began) >= HOLD_MAX
-    }
-
-    fn has_helped(&self, shared: &PagerState) -> bool {
-        !is_little(pages_out(shared) - self.out_before, self.excess_pages)
+        if is_idle && (budget.is_stuck() || now.saturating_duration_since(self.began) >= HOLD_MAX) {
+            return Some(!is_little(out - self.out_before, self.excess_pages));
+        }
+        let is_enough = budget.resident_pages() <= budget.high_pages() || self.space.is_gone();
+        (is_enough || now.saturating_duration_since(self.began) >= HOLD_MAX).then_some(true)
     }
 }
 
@@ -154,11 +154,12 @@ impl Survey {
     /// Programs that are still held have what they filled last registered, so that it may leave.
     fn end_holds(&mut self, now: Instant) {
         let mut holds = std::mem::take(&mut self.holds);
-        for hold in holds.extract_if(.., |hold| hold.is_over(&self.shared, now)) {
-            let has_helped = hold.has_helped(&self.shared);
+        holds.retain_mut(|hold| {
+            let Some(has_helped) = hold.is_over(&self.shared, now) else { return true };
             let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
             tracked.into_iter().for_each(|tracked| tracked.respite.was_held(has_helped, now));
-        }
+            false
+        });
         holds.iter().for_each(|hold| self.register_at_once(&hold.space));
         self.holds = holds;
     }
