@@ -34,7 +34,7 @@ bench: packages-bench
 soak: export SPILLWAY_SOAK_SECONDS ?= 180
 soak: packages-test packages-bench test-binaries
 	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off redis_at java_collects
-	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile many_machines redis_at java_collects
+	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile many_machines under_load redis_at java_collects
 	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
 	$(CARGO) test $(PROFILE) --workspace --lib -- --nocapture --ignored mariadb
 	PROPTEST_RNG_SEED=$$(date +%s) $(CARGO) test $(PROFILE) --workspace --lib --bins --no-fail-fast -- --nocapture fuzz_

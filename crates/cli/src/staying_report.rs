@@ -1,8 +1,9 @@
-//! What a run by the pager tells of memory that stays local: in its `status` and at its end.
+//! What a run by the pager tells of memory that stays local, or was beyond its budget: in its `status` and at its end.
 
 use serde_json::Value;
 use spillway_pager::mappings::staying_kinds::{StayingBytes, StayingKind};
 use spillway_pager::mappings::staying_tally::StayingProgram;
+use spillway_pager::statistics::BudgetExcess;
 
 /// Less of a kind is no news: each program has a stack and libraries.
 const TOLD_BYTES_MIN: u64 = 1 << 20;
@@ -21,11 +22,12 @@ pub(crate) fn describe(pager: &Value, part: &str) -> Vec<String> {
         .filter(|(_, words)| !words.is_empty())
         .map(|(place, words)| format!("{place}: {words}"))
         .collect();
+    let mut lines: Vec<String> = describe_excess(pager).into_iter().collect();
     if told.is_empty() {
-        return Vec::new();
+        return lines;
     }
     let what = if part == "staying" { "stays local" } else { "stayed local (most of each kind)" };
-    let mut lines = vec![format!("{what}, {}", told.join("; "))];
+    lines.push(format!("{what}, {}", told.join("; ")));
     let programs: Vec<StayingProgram> = read(pager, "staying_programs").unwrap_or_default();
     for program in programs.iter().take(PROGRAMS_NAMED_MAX) {
         let words = program.bytes.describe(TOLD_BYTES_MIN, |_: StayingKind| true);
@@ -34,6 +36,17 @@ pub(crate) fn describe(pager: &Value, part: &str) -> Vec<String> {
         }
     }
     lines
+}
+
+fn describe_excess(pager: &Value) -> Option<String> {
+    let excess: BudgetExcess = read(pager, "excess").filter(|excess: &BudgetExcess| excess.local_bytes_peak > 0)?;
+    Some(format!(
+        "the budget of {} MiB was exceeded for {:.1} s, by up to {} MiB: {}",
+        excess.budget_bytes >> 20,
+        excess.seconds,
+        excess.local_bytes_peak.saturating_sub(excess.budget_bytes) >> 20,
+        excess.cause,
+    ))
 }
 
 fn read<T: serde::de::DeserializeOwned>(pager: &Value, part: &str) -> Option<T> {
@@ -45,6 +58,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn people_read_how_far_the_budget_was_exceeded_and_why() {
+        let excess = json!({"seconds": 0.44, "local_bytes_peak": 193 << 20, "budget_bytes": 32 << 20, "cause": "why"});
+        let expected = "the budget of 32 MiB was exceeded for 0.4 s, by up to 161 MiB: why";
+        assert_eq!(describe(&json!({"excess": excess}), "staying_peak"), [expected]);
+        assert_eq!(describe(&json!({"excess": BudgetExcess::default()}), "staying_peak"), Vec::<String>::new());
+    }
 
     #[test]
     fn people_read_kinds_and_programs_and_whether_they_count() {

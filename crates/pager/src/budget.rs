@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::limits::{
-    EXCESS_BYTES_MIN, EXCESS_SHARE, GROUP_SIZE_BYTES, HOLD_SHARE, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
+    EXCESS_BYTES_MIN, EXCESS_SHARE, GROUP_SIZE_BYTES, HOLD_SHARE, LAST_PAGES, PAGED_SHARE, WATERMARK_PAGES_MAX,
+    WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
 };
 
 /// How much memory programs may have.
@@ -28,6 +29,8 @@ pub struct Budget {
     is_short: AtomicBool,
     /// Pages of programs that are resident: the kernel's count at the last look, and what came and left since.
     resident: AtomicI64,
+    /// Pages of programs that cannot be paged, of those that count in the budget.
+    staying: AtomicI64,
     /// Nothing can leave now, so no thread waits for that.
     is_stuck: AtomicBool,
 }
@@ -41,6 +44,7 @@ impl Budget {
             pool_pages: AtomicI64::new(0),
             is_short: AtomicBool::new(false),
             resident: AtomicI64::new(0),
+            staying: AtomicI64::new(0),
             is_stuck: AtomicBool::new(false),
         }
     }
@@ -74,10 +78,28 @@ impl Budget {
         self.pool_pages.store(pages.into(), Ordering::Relaxed);
     }
 
-    /// Pages that programs may have: the pool takes the rest of the budget.
-    pub fn limit_pages(&self) -> i64 {
+    /// `bytes` of programs were counted that cannot be paged and count in the budget.
+    pub fn set_staying(&self, bytes: u64) {
+        self.staying.store((bytes / PAGE_SIZE_BYTES as u64).cast_signed(), Ordering::Relaxed);
+    }
+
+    /// Pages of the budget that the pool leaves.
+    fn pages(&self) -> i64 {
         let page = PAGE_SIZE_BYTES as u64;
         (self.bytes().saturating_sub(self.pool_bytes()).max(GROUP_SIZE_BYTES) / page).cast_signed()
+    }
+
+    /// Pages that programs may have: the pool takes the rest of the budget. What can be paged keeps a part of it
+    /// ([`PAGED_SHARE`]) however much stays, or programs would do nothing but wait for their pages
+    /// (docs/decisions/pager-staying.md).
+    pub fn limit_pages(&self) -> i64 {
+        let pages = self.pages();
+        pages.max(self.staying.load(Ordering::Relaxed) + pages / PAGED_SHARE)
+    }
+
+    /// Pages that programs have beyond the budget, whatever of them stays; negative while it is kept.
+    pub fn excess_pages(&self) -> i64 {
+        self.resident_pages() - self.pages()
     }
 
     /// Eviction begins above this.
@@ -182,6 +204,31 @@ mod tests {
         assert!(!budget.is_exceeded());
         budget.set_resident(budget.high_pages() + 1);
         assert!(!budget.is_exceeded(), "it may not need more than that");
+    }
+
+    #[test]
+    fn what_can_be_paged_keeps_its_part_of_the_budget() {
+        let budget = Budget::new(96 << 20, 0);
+        let pages = budget.limit_pages();
+        budget.set_staying((96 << 20) / 4 * 3);
+        assert_eq!(budget.limit_pages(), pages, "there is room");
+        budget.set_staying(139 << 20);
+        assert_eq!(budget.limit_pages(), ((139 + 24) << 20) / 4096);
+        budget.set_resident(budget.limit_pages());
+        assert!(budget.holds_back() && !budget.wants_hold(), "no program is held for what cannot leave");
+        assert_eq!(budget.excess_pages(), budget.limit_pages() - pages);
+    }
+
+    #[test]
+    fn programs_are_held_before_the_budget_is_exceeded_by_what_needs_no_word() {
+        for (mib, slack_bytes) in [(32, 16 << 20), (80, 16 << 20), (1024, (1024 << 20) / 10)] {
+            let budget = Budget::new(mib << 20, 0);
+            assert_eq!(budget.slack_bytes(), slack_bytes);
+            budget.set_resident(budget.limit_pages());
+            assert!(!budget.wants_hold(), "faults wait");
+            budget.count((budget.slack_bytes() / 4096).cast_signed());
+            assert!(budget.wants_hold());
+        }
     }
 
     #[test]

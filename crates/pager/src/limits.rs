@@ -124,6 +124,8 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 pub const EVICTOR_START_DEADLINE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes of the machine for one whose parent has ended before it was found.
 pub const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
+/// What can be paged keeps so much of the budget, also where what stays takes more than the rest.
+pub const PAGED_SHARE: i64 = 4;
 /// What programs may have beyond the budget without a word: this part of it ...
 pub const EXCESS_SHARE: u64 = 10;
 /// ... or so much, if that is more: what a program at full speed fills in 16 ms, in which the survey of a busy machine
@@ -135,8 +137,8 @@ pub const EXCESS_MOMENT: Duration = Duration::from_millis(100);
 pub const HOLD_SHARE: i64 = 4;
 /// How long a program is held at most, before it may go on for a moment: its pages leave all the while, and another
 /// thread of it may wait for the end of one that is held.
-pub const HOLD_MAX: Duration = Duration::from_millis(500);
-/// A program that is held goes on when nothing has left for so long: thirty turns of the scheduler.
+pub const HOLD_MAX: Duration = Duration::from_secs(1);
+/// A program that is held goes on when nothing has left for so long and nothing can: thirty turns of the scheduler.
 pub const HOLD_IDLE_MAX: Duration = Duration::from_millis(100);
 /// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all
 /// the time is given a pause: far longer than any moment in which many changes come together.
@@ -249,6 +251,9 @@ pub const FORK_RESERVE_BYTES: u64 = 64 << 20;
 /// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the
 /// maps of a large program takes a millisecond.
 pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
+/// New mappings of a program that one look registers: some ten microseconds each, and in the time of a look its memory
+/// is not counted.
+pub const REGISTERED_AT_ONCE_MAX: u32 = 1024;
 /// While the budget is exceeded new mappings are looked for as soon as so many times has passed what the last look
 /// took, up to [`REGISTER_INTERVAL`]: what is not registered is filled at full speed, and a tenth of one CPU is
 /// little beside that. With several programs as many times that, so that they take a tenth together.

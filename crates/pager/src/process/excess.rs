@@ -3,10 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use spillway_stub::protocol::EvictorState;
-
-use crate::limits::{EVICTOR_MISSING_SHARE, EXCESS_MOMENT};
-use crate::process::{Survey, TrackedProcess};
+use crate::limits::EXCESS_MOMENT;
+use crate::process::Survey;
 use crate::threads::lock::lock;
 
 /// Since when the budget is exceeded by more than is allowed without a word, and what was seen since.
@@ -68,13 +66,13 @@ impl Survey {
     /// Why no more has left, by the largest program.
     fn cause_of_excess(&self) -> &'static str {
         let budget = &self.shared.budget;
-        let most_bytes = budget.bytes() / EVICTOR_MISSING_SHARE.unsigned_abs();
+        let most_bytes = budget.bytes() / 2;
         let Some(largest) = self.tracked.iter().max_by_key(|tracked| tracked.pages) else {
             return "programs that are not paged have it";
         };
-        if has_no_evictor(largest) {
+        if !largest.has_evictor() {
             "a system call fills memory, or no thread could start the program's evictor yet"
-        } else if self.shared.counters.staying_bytes_peak.get() > most_bytes {
+        } else if lock(&self.shared.staying).now.budgeted_bytes() > most_bytes {
             "memory that cannot be paged fills the budget"
         } else if budget.is_stuck() {
             "no page could leave"
@@ -82,10 +80,6 @@ impl Survey {
             "memory came faster than pages left"
         }
     }
-}
-
-fn has_no_evictor(tracked: &TrackedProcess) -> bool {
-    tracked.seat.as_ref().is_none_or(|seat| seat.state() != EvictorState::Running)
 }
 
 #[cfg(test)]

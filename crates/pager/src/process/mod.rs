@@ -54,6 +54,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::greeting::{Listener, Notes};
 use spillway_stub::head::Head;
 use spillway_stub::late_start::ProgramPlaces;
+use spillway_stub::protocol::EvictorState;
 use spillway_stub::seat::Seat;
 use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
@@ -155,6 +156,16 @@ impl TrackedProcess {
             staying_told_bytes: 0,
             pages: 0,
         }
+    }
+
+    /// Whether pages of it can be taken out.
+    fn has_evictor(&self) -> bool {
+        self.seat.as_ref().is_some_and(|seat| seat.state() == EvictorState::Running)
+    }
+
+    /// Whether that will be so: its evictor was started.
+    fn is_evictor_coming(&self) -> bool {
+        self.attempt != 0 && self.evictor_failure.is_none() && !self.has_evictor()
     }
 
     /// Its fork, which has everything at the same addresses.

@@ -15,12 +15,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_stub::protocol::EvictorState;
 use spillway_sys::tracee::{Pause, TraceError};
 
 use crate::address_space::AddressSpace;
 #[cfg(doc)]
 use crate::budget::Budget;
+use crate::evict::take_over::thread_of_evictor;
 use crate::limits::{
     HOLD_IDLE_MAX, HOLD_MAX, PAUSE_FAILED_PAUSE, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE, RESTLESS_SHARE,
 };
@@ -94,21 +94,22 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Whether the program goes on: enough has left, nothing leaves, or it was held for long.
-    fn is_over(&mut self, shared: &PagerState, now: Instant) -> bool {
-        let out = pages_out(shared);
+    /// Whether the program goes on, and if so whether that it was held has helped: enough has left, or it was held for
+    /// long. It was in vain if nothing can leave.
+    fn is_over(&mut self, shared: &PagerState, is_evictor_coming: bool, now: Instant) -> Option<bool> {
+        let (out, budget) = (pages_out(shared), &shared.budget);
         if out != self.left.1 {
             self.left = (now, out);
         }
         // Signals of its threads are passed on by the look at them.
         let has_stopped = self.pause.is_complete();
         let is_idle = has_stopped && now.saturating_duration_since(self.left.0) >= HOLD_IDLE_MAX;
-        let is_enough = shared.budget.resident_pages() <= shared.budget.high_pages();
-        is_enough || is_idle || self.space.is_gone() || now.saturating_duration_since(self.began) >= HOLD_MAX
-    }
-
-    fn has_helped(&self, shared: &PagerState) -> bool {
-        !is_little(pages_out(shared) - self.out_before, self.excess_pages)
+        let can_leave = is_evictor_coming || !budget.is_stuck();
+        if is_idle && (!can_leave || now.saturating_duration_since(self.began) >= HOLD_MAX) {
+            return Some(!is_little(out - self.out_before, self.excess_pages));
+        }
+        let is_enough = budget.resident_pages() <= budget.high_pages() || self.space.is_gone();
+        (is_enough || now.saturating_duration_since(self.began) >= HOLD_MAX).then_some(true)
     }
 }
 
@@ -126,13 +127,15 @@ impl Survey {
         let wanting = wanting.filter(|(_, tracked)| !is_restless || is_changing(&tracked.space));
         let Some((index, _)) = wanting.max_by_key(|(_, tracked)| tracked.pages) else { return };
         let tracked = &mut self.tracked[index];
-        let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { return };
+        let Some(process) = &tracked.process else { return };
         let (space, process) = (Arc::clone(&tracked.space), process.number());
+        // One that has just been started has no name yet.
+        let Some(evictor) = thread_of_evictor(process) else { return };
         let places = tracked.places;
         self.restless = Restless::default();
         // It may have become another program, which is none of this run's business.
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
-        match Pause::begin(process, seat.evictor_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
+        match Pause::begin(process, evictor, &mut is_ours, now + PAUSE_STOP_MAX) {
             Ok(pause) => {
                 self.shared.counters.pauses.add(1);
                 let out_before = pages_out(&self.shared);
@@ -154,21 +157,25 @@ impl Survey {
     /// Programs that are still held have what they filled last registered, so that it may leave.
     fn end_holds(&mut self, now: Instant) {
         let mut holds = std::mem::take(&mut self.holds);
-        for hold in holds.extract_if(.., |hold| hold.is_over(&self.shared, now)) {
-            let has_helped = hold.has_helped(&self.shared);
-            let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
-            tracked.into_iter().for_each(|tracked| tracked.respite.was_held(has_helped, now));
-        }
+        holds.retain_mut(|hold| {
+            let mut tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
+            let is_evictor_coming = tracked.as_ref().is_some_and(|tracked| tracked.is_evictor_coming());
+            let Some(has_helped) = hold.is_over(&self.shared, is_evictor_coming, now) else { return true };
+            if let Some(tracked) = &mut tracked {
+                tracked.respite.was_held(has_helped, now);
+            }
+            false
+        });
         holds.iter().for_each(|hold| self.register_at_once(&hold.space));
         self.holds = holds;
     }
 
-    /// Whether it is not held, and an evictor of its could take pages out.
+    /// Whether it is not held, and an evictor of its could take pages out, now or soon.
     fn may_be_paused(&self, tracked: &TrackedProcess, now: Instant) -> bool {
-        let (space, Some(seat)) = (&tracked.space, &tracked.seat) else { return false };
+        let space = &tracked.space;
         tracked.respite.is_due(now)
             && tracked.process.is_some()
-            && seat.state() == EvictorState::Running
+            && (tracked.has_evictor() || tracked.is_evictor_coming())
             && !space.is_gone()
             && !space.is_held()
             && self.holds.iter().all(|hold| hold.space.id != space.id)

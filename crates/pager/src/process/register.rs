@@ -10,7 +10,7 @@ use spillway_stub::seat::Seat;
 use spillway_sys::pagemap::{Categories, Query};
 
 use crate::address_space::AddressSpace;
-use crate::limits::{BATCH_PAGES, REGISTER_INTERVAL, REGISTER_REST_TIMES};
+use crate::limits::{BATCH_PAGES, REGISTER_INTERVAL, REGISTER_REST_TIMES, REGISTERED_AT_ONCE_MAX};
 use crate::mappings::maps;
 use crate::mappings::maps::Span;
 use crate::page_table::PageTable;
@@ -55,7 +55,7 @@ impl Survey {
         }
         let Some(process) = &tracked.process else { return };
         let Ok(text) = process.maps() else { return };
-        let mut is_complete = true;
+        let (mut is_complete, mut new_mappings) = (true, 0);
         let evictors = tracked.space.evictors_ranges();
         let spans =
             pageable(&text, &tracked.excluded, evictors.into_iter().chain(left_alone(&mut tracked.left_alone, &text)));
@@ -64,7 +64,15 @@ impl Survey {
             // Once a look is enough.
             let mut prepared = Some(&mut tracked.prepared);
             for mapping in &span.mappings {
-                is_complete &= self.register_mapping(&tracked.space, process, mapping, span, &mut prepared);
+                if new_mappings == REGISTERED_AT_ONCE_MAX {
+                    is_complete = false;
+                    break;
+                }
+                match self.register_mapping(&tracked.space, process, mapping, span, &mut prepared) {
+                    Registered::Before => {}
+                    Registered::Now => new_mappings += 1,
+                    Registered::Not => is_complete = false,
+                }
             }
         }
         if is_complete {
@@ -73,8 +81,7 @@ impl Survey {
     }
 
     /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program
-    /// that come meanwhile are read later, and so are younger than what is found here. False: it is to be tried
-    /// again.
+    /// that come meanwhile are read later, and so are younger than what is found here.
     fn register_mapping(
         &mut self,
         space: &AddressSpace,
@@ -82,13 +89,14 @@ impl Survey {
         range: &Range<u64>,
         span: &Span,
         prepared: &mut Option<&mut HashSet<Range<u64>>>,
-    ) -> bool {
+    ) -> Registered {
         let mut state = space.lock();
         if state.batch || !self.shared.apply_events(space, &mut state) {
-            return false;
+            return Registered::Not;
         }
-        if state.page_table.surveyed.contain(range) && !state.page_table.is_unscanned() {
-            return true;
+        let was_surveyed = state.page_table.surveyed.contain(range);
+        if was_surveyed && !state.page_table.is_unscanned() {
+            return Registered::Before;
         }
         let may_be_registered = |part: &Range<u64>| !matches!(space.memory.covers(part), Ok(false));
         state.page_table.forget_strays(range, may_be_registered, &mut self.shared.page_indexes());
@@ -100,15 +108,17 @@ impl Survey {
         };
         // Of what was only read nothing need leave.
         let own = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
-        let may_be_prepared = span.has_whole(range) || state.page_table.surveyed.contain(range);
+        let may_be_prepared = span.has_whole(range) || was_surveyed;
         let (mut start, mut is_probed) = (range.start, false);
         while start < range.end {
             let query = if may_be_prepared || is_probed { &present } else { &own };
-            let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
+            let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else {
+                return Registered::Not;
+            };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
                 if !note_if_registered(space, &mut state.page_table, span, prepared, range) {
-                    return false;
+                    return Registered::Not;
                 }
                 is_probed = true;
                 // What was touched before it was registered raised no fault, and may be where there was nothing yet.
@@ -122,8 +132,19 @@ impl Survey {
             }
             start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
         }
-        true
+        if was_surveyed || !is_probed { Registered::Before } else { Registered::Now }
     }
+}
+
+/// What became of a mapping in one look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Registered {
+    /// It was registered, or has no pages yet.
+    Before,
+    /// It is now.
+    Now,
+    /// It is to be tried again.
+    Not,
 }
 
 /// Whether an evictor was given a seat and has not said yet where it has mapped that, and where its staging area is:
@@ -183,6 +204,11 @@ fn is_registered(
     let memory = &space.memory;
     if memory.is_changing() {
         return false;
+    }
+    // Once its span was registered in this look: a walk of all mappings of that for each of them would take the square
+    // of their number.
+    if prepared.is_none() && matches!(memory.covers(range), Ok(true)) {
+        return true;
     }
     if memory.register(span.range.clone()).is_ok() {
         if let Some(prepared) = prepared.take() {
@@ -319,11 +345,20 @@ mod tests {
     /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted
     /// must be the same.
     fn look(kernel: Kernel) -> (bool, Asked) {
+        look_again(kernel, false)
+    }
+
+    /// As [`look`]; its span may have been registered in the same look.
+    fn look_again(kernel: Kernel, is_span_registered: bool) -> (bool, Asked) {
         let asked = kernel.asked.clone();
         let space = AddressSpace::new(PageTable::new(SpaceId(1)), Box::new(kernel), None);
         let span = Span { range: SPAN, mappings: vec![MAPPING], wholes: Vec::new() };
         let mut state = space.lock();
-        let is_noted = note_if_registered(&space, &mut state.page_table, &span, &mut None, &MAPPING);
+        let (mut none, mut prepared) = (HashSet::new(), None);
+        if !is_span_registered {
+            prepared = Some(&mut none);
+        }
+        let is_noted = note_if_registered(&space, &mut state.page_table, &span, &mut prepared, &MAPPING);
         let page_table = &state.page_table;
         let noted: Vec<Range<u64>> = page_table.registered.iter().chain(page_table.surveyed.iter()).collect();
         assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });
@@ -390,6 +425,13 @@ mod tests {
             assert_eq!(is_noted, is_covered);
             assert_eq!((&*lock(&asked.registered), &*lock(&asked.probed)), (&vec![SPAN, MAPPING], &vec![MAPPING]));
         }
+    }
+
+    #[test]
+    fn a_span_is_registered_once_for_all_of_its_mappings() {
+        let (is_noted, asked) = look_again(Kernel::new(|| Ok(true)), true);
+        assert!(is_noted && lock(&asked.registered).is_empty());
+        assert_eq!(*lock(&asked.probed), [MAPPING], "rule 1");
     }
 
     #[test]

@@ -100,7 +100,9 @@ impl Survey {
         let rest = cpu_time().saturating_sub(begin) * STAYING_LOOK_COST_MAX;
         self.staying.next = Some(now + if is_over { rest.max(STAYING_LOOK_INTERVAL) } else { rest });
         if is_over {
-            lock(&self.shared.staying).ended(round.tally.total());
+            let total = round.tally.total();
+            self.shared.budget.set_staying(total.budgeted_bytes());
+            lock(&self.shared.staying).ended(total);
         } else {
             self.staying.round = Some(round);
         }
@@ -159,8 +161,7 @@ impl Survey {
         let most_bytes = untold_bytes_max(budget);
         let bytes = program.bytes.budgeted_bytes();
         self.shared.counters.staying_bytes_peak.set_max(bytes);
-        let excess_pages = budget.resident_pages() - budget.limit_pages();
-        let is_much = bytes > most_bytes && excess_pages > pages_of(most_bytes);
+        let is_much = bytes > most_bytes && budget.excess_pages() > pages_of(most_bytes);
         let tracked = self.tracked.iter_mut().find(|one| is_process(one, program.process));
         if let Some(tracked) = tracked.filter(|tracked| is_much && bytes >= tracked.staying_told_bytes * 2) {
             tracked.staying_told_bytes = bytes;

@@ -80,7 +80,8 @@ impl Survey {
 
     fn look_for_debuggers(&mut self, now: Instant) {
         let before = std::mem::take(&mut self.traced.stopped);
-        let own = std::process::id();
+        // The kernel names the thread that traces, which is this one for a program that is held.
+        let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         for tracked in &self.tracked {
             let Some(process) = &tracked.process else { continue };
             let seen = status_of(process.number()).ok();
