@@ -46,6 +46,14 @@ pub(crate) unsafe fn call(number: usize, arguments: [usize; 6]) -> Result {
     if result < 0 { Err(result as i32) } else { Ok(result as usize) }
 }
 
+/// Where the kernel clears a word when this thread ends (`PR_GET_TID_ADDRESS`); not every kernel says.
+pub(crate) fn cleared_word() -> Result {
+    let mut address = 0_usize;
+    // SAFETY: the kernel writes one word.
+    unsafe { call(157, [40, &raw mut address as usize, 0, 0, 0, 0]) }?;
+    Ok(address)
+}
+
 /// A descriptor that is closed when it goes out of scope.
 pub(crate) struct Descriptor(pub(crate) i32);
 
