@@ -44,6 +44,14 @@ fn what_the_kernel_writes_later_is_written() {
     same_output_at(&["50%"], Kind::Several, &stage, &program);
 }
 
+/// What an evictor maps is in no stack's way.
+#[test]
+fn stacks_that_the_kernel_grows_keep_their_words() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("growing_stack", &["-pthread"]);
+    same_output_at(&["50%"], Kind::Several, &stage, &[binary.to_str().unwrap(), "48"]);
+}
+
 #[test]
 fn secrets_are_wiped_in_a_child() {
     peculiarity(Kind::Several, "wipe");

@@ -83,7 +83,7 @@ pub(crate) struct Place {
 impl Place {
     /// Maps the seat that came from the pager; forks do not inherit it.
     fn map(file: &Descriptor) -> Result<Self, i32> {
-        let address = calls::map(SEAT_BYTES, READ_WRITE, SHARED, file.0)?;
+        let address = calls::map_apart(0, SEAT_BYTES, READ_WRITE, SHARED, file.0)?;
         // SAFETY: the mapping is new and this library's.
         unsafe { calls::advise(address, SEAT_BYTES, NOT_IN_CHILDREN) }?;
         // SAFETY: the seat begins with its head, all fields of which are atomics, and it is never unmapped.
