@@ -171,7 +171,7 @@ static void asynchronous(const char *directory)
 {
     aio_context_t context = 0;
     char name[4096], *buffer = memory(8 * PAGE);
-    snprintf(name, sizeof name, "%s/kernel_writes", directory);
+    snprintf(name, sizeof name, "%s/kernel_writes.data", directory);
     int file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
     unlink(name);
     memset(buffer, 7, 8 * PAGE);
@@ -184,7 +184,9 @@ static void asynchronous(const char *directory)
     event->res = 1;
     long submitted = syscall(SYS_io_submit, context, 1, requests);
     fill();
-    long got = syscall(SYS_io_getevents, context, 1, 1, event, NULL);
+    if (submitted != 1)
+        perror("io_submit");
+    long got = submitted == 1 ? syscall(SYS_io_getevents, context, 1, 1, event, NULL) : 0;
     int right = 0;
     for (size_t at = 0; at < 8 * PAGE; at++)
         right += buffer[at] == 7;
