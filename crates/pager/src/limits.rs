@@ -270,6 +270,10 @@ pub const TRACED_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// look anyway.
 pub const CALL_PATIENCE: Duration = Duration::from_millis(50);
 
+/// How long arguments of a call are tried to be read, before the call is refused: several times what a page takes that
+/// is away, and the memory of a program whose read hung is not read for a while.
+pub const ARGUMENTS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A move of mappings that cannot be seen to be over is taken for that: the kernel needs a microsecond a page table.
 /// Were it not over, it would fail.
 pub const MOVE_PATIENCE: Duration = Duration::from_secs(1);

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use spillway_sys::process_memory;
 use spillway_sys::tracee::{self, Call, TraceError};
 
-use crate::protocol::{CALL_STACK_END, CELL_WORDS};
+use crate::protocol::{CALL_STACK_END, CELL_WORDS, UNKNOWN_WORD, question};
 
 /// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half
 /// way would leave a program that never gets an evictor.
 const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// An answer needs one system call, and nothing is lost where it does not come: the thread is asked again.
+const QUESTION_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and
 /// [`Ready`](crate::protocol::Ready); a forked child has all at the same addresses. A program says what it likes, so
@@ -40,6 +43,8 @@ pub struct CellContent {
     pub failure: i32,
     /// The evictor's number of the socket that the pager is to take, if it waits for that.
     pub offered: Option<i32>,
+    /// Which question was answered last, and how.
+    answer: (u32, u64),
 }
 
 /// Reads a program's cell. The program must be known to be one of the run.
@@ -47,11 +52,13 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     let mut bytes = [0; CELL_WORDS * 4];
     process_memory::read_exact(places.process, places.cell, &mut bytes)?;
     let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("a word has four bytes"));
+    let answer = u64::from(word(6)) | u64::from(word(7)) << u32::BITS;
     Ok(CellContent {
         attempt: word(0),
         has_returned: word(1) != 0,
         failure: word(2).cast_signed(),
         offered: word(4).checked_sub(1).map(u32::cast_signed),
+        answer: (word(5), answer),
     })
 }
 
@@ -67,14 +74,45 @@ pub fn start_evictor(
     is_ours: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
-    assert_ne!(places.process, std::process::id(), "an evictor is started in another process");
-    let call = Call {
-        function: places.start_evictor,
-        argument: u64::from(attempt),
-        stack_end: places.cell + CALL_STACK_END as u64,
-        patience: START_PATIENCE,
+    let is_done = |cell: CellContent| cell.attempt == attempt;
+    call_stub(places, thread, (attempt.into(), START_PATIENCE), is_ours, is_done, deadline)
+}
+
+/// Where the kernel clears a word when thread `thread` ends (`CLONE_CHILD_CLEARTID`, set_tid_address(2)); `None` if
+/// nowhere. The kernel tells only the thread itself, so it is borrowed as by [`start_evictor`]. `number` is new to the
+/// program.
+pub fn cleared_word(
+    places: &ProgramPlaces,
+    thread: u32,
+    number: u32,
+    is_ours: &mut dyn FnMut() -> bool,
+    deadline: Instant,
+) -> Result<Option<u64>, TraceError> {
+    let mut address = UNKNOWN_WORD;
+    let is_done = |cell: CellContent| {
+        address = cell.answer.1;
+        cell.answer.0 == number
     };
-    let is_finished = || read_cell(places).is_ok_and(|cell| cell.attempt == attempt && cell.has_returned);
+    call_stub(places, thread, (question(number), QUESTION_PATIENCE), is_ours, is_done, deadline)?;
+    match address {
+        UNKNOWN_WORD => Err(TraceError::Failed),
+        address => Ok((address != 0).then_some(address)),
+    }
+}
+
+/// Lets thread `thread` call the stub's function with an argument, for so long at most.
+fn call_stub(
+    places: &ProgramPlaces,
+    thread: u32,
+    (argument, patience): (u64, Duration),
+    is_ours: &mut dyn FnMut() -> bool,
+    mut is_done: impl FnMut(CellContent) -> bool,
+    deadline: Instant,
+) -> Result<(), TraceError> {
+    assert_ne!(places.process, std::process::id(), "a thread of another process is borrowed");
+    let stack_end = places.cell + CALL_STACK_END as u64;
+    let call = Call { function: places.start_evictor, argument, stack_end, patience };
+    let is_finished = || read_cell(places).is_ok_and(|cell| cell.has_returned && is_done(cell));
     // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory
     // is that of the program which said itself that its function for this is there, as `is_ours` finds. The stack is
     // the stub's, for this call alone.

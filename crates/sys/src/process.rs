@@ -76,8 +76,8 @@ pub fn nested(pid: u32) -> io::Result<Vec<ProcessIdentity>> {
     Ok(identities.map(|identity| ProcessIdentity { pid, ..identity }).collect())
 }
 
-/// The number of process `pid` in its own namespace, if that is one below this one.
-fn innermost_number(pid: u32) -> Option<u32> {
+/// The number of process or thread `pid` in its own namespace, if that is one below this one.
+pub fn innermost_number(pid: u32) -> Option<u32> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     words::processes(fields::value_of(&status, "NSpid")?).skip(1).last()
 }

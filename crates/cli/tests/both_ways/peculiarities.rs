@@ -1,6 +1,6 @@
 //! What the kernel does with memory on the side: spawned children, signal stacks, locks that outlive threads, advice.
 
-use crate::both_ways::programs::{Kind, MIB, same_output};
+use crate::both_ways::programs::{Kind, MIB, same_output, same_output_at};
 use crate::both_ways::stage::Stage;
 
 /// One mode of the program `peculiarities`, with the same output at every budget.
@@ -33,6 +33,23 @@ fn signals_arrive_on_a_stack_of_their_own() {
 #[test]
 fn a_dead_holders_lock_is_told_from_a_free_one() {
     peculiarity(Kind::Steady, "robust");
+}
+
+/// Case `raw-threads`, and what else the kernel writes or reads later.
+#[test]
+fn what_the_kernel_writes_later_is_written() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("kernel_writes", &["-lrt"]);
+    let program = [binary.to_str().unwrap(), "48", stage.disk().to_str().unwrap()];
+    same_output_at(&["50%"], Kind::Several, &stage, &program);
+}
+
+/// What an evictor maps is in no stack's way.
+#[test]
+fn stacks_that_the_kernel_grows_keep_their_words() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("growing_stack", &["-pthread"]);
+    same_output_at(&["50%"], Kind::Several, &stage, &[binary.to_str().unwrap(), "48"]);
 }
 
 #[test]

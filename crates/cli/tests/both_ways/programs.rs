@@ -46,7 +46,8 @@ pub(crate) fn same_output(kind: Kind, stage: &Stage, program: &[&str]) -> Vec<St
     same_output_at(&["50%", "25%"], kind, stage, program)
 }
 
-fn same_output_at(shares: &[&str], kind: Kind, stage: &Stage, program: &[&str]) -> Vec<String> {
+/// As [`same_output`], with these shares of what it needs.
+pub(crate) fn same_output_at(shares: &[&str], kind: Kind, stage: &Stage, program: &[&str]) -> Vec<String> {
     let (native, peak_bytes) = all_local(stage, program);
     let mut errors = vec![native.errors];
     for local in shares {

@@ -201,6 +201,11 @@ impl PageTable {
         matches!(self.state(page), PageState::Away(_) | PageState::Coming(_))
     }
 
+    /// Whether `page` is there with a copy, and so write-protected.
+    pub fn is_clean(&self, page: VirtualPage) -> bool {
+        matches!(self.state(page), PageState::Clean(_))
+    }
+
     /// All such pages in `range`, in order.
     pub fn away(&self, range: &Range<u64>) -> Vec<VirtualPage> {
         self.pages_that(range, |state| matches!(state, PageState::Away(_) | PageState::Coming(_)))

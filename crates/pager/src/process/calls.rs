@@ -28,7 +28,7 @@ use spillway_sys::process_memory::read_exact;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
-use crate::limits::{CALL_PATIENCE, MOVE_PATIENCE};
+use crate::limits::{ARGUMENTS_PATIENCE, CALL_PATIENCE, MOVE_PATIENCE};
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::ranges::Ranges;
@@ -48,7 +48,7 @@ pub(super) struct Calls {
     listeners: Vec<Arc<Listening>>,
     waiting: Vec<Waiting>,
     /// Calls whose arguments lie in memory that could not be read yet.
-    unread: Vec<(Arc<Listening>, CallNotice)>,
+    unread: Vec<Unread>,
     under_way: Vec<UnderWay>,
 }
 
@@ -68,6 +68,13 @@ struct Waiting {
     /// Shared objects that must be whole before.
     objects: Vec<SpaceId>,
     page_in: ForkPageIn,
+}
+
+/// A call whose arguments could not be read yet.
+struct Unread {
+    listener: Arc<Listening>,
+    notice: CallNotice,
+    since: Instant,
 }
 
 /// A call that was allowed.
@@ -161,8 +168,8 @@ impl Survey {
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
         }
-        for (listener, notice) in std::mem::take(&mut self.calls.unread) {
-            self.begin_call(&listener, notice, now);
+        for Unread { listener, notice, since } in std::mem::take(&mut self.calls.unread) {
+            self.begin_call(&listener, notice, since, now);
         }
         let is_over = |one: &mut UnderWay| {
             let is_late = matches!(one.effect, Effect::Move(..)) && now.duration_since(one.since) > MOVE_PATIENCE;
@@ -186,7 +193,7 @@ impl Survey {
             }
         };
         match heard {
-            Ok(Some(notice)) => self.begin_call(listener, notice, now),
+            Ok(Some(notice)) => self.begin_call(listener, notice, now, now),
             Ok(None) => {}
             Err(error @ NoticeError::Refused(..)) => {
                 self.shared.counters.forks_refused.add(1);
@@ -202,13 +209,17 @@ impl Survey {
         true
     }
 
-    fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, now: Instant) {
+    /// Of a call that was heard of at `since`.
+    fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, since: Instant, now: Instant) {
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
         earlier.into_iter().for_each(|one| self.end_call(one.effect));
         let range = match range_of(&notice) {
             // It waits for its own memory, as it would in the kernel.
-            Err(_) => return self.calls.unread.push((Arc::clone(listener), notice)),
+            Err(_) if now.saturating_duration_since(since) < ARGUMENTS_PATIENCE => {
+                return self.calls.unread.push(Unread { listener: Arc::clone(listener), notice, since });
+            }
+            Err(_) => return self.refuse_notice(listener, notice, "its arguments cannot be read"),
             Ok(range) => range,
         };
         self.shared.counters.forks.add(u64::from(notice.called == Called::Fork));
@@ -361,7 +372,10 @@ impl Survey {
     }
 
     fn refuse_call(&self, waiting: Waiting, reason: &str) {
-        let Waiting { listener, notice, .. } = waiting;
+        self.refuse_notice(&waiting.listener, waiting.notice, reason);
+    }
+
+    fn refuse_notice(&self, listener: &Listening, notice: CallNotice, reason: &str) {
         let (process, name) = (notice.process, notice.called.name());
         self.shared.counters.forks_refused.add(u64::from(notice.called == Called::Fork));
         self.shared.fail(format!("process {process}: {name} is refused (ENOMEM), because {reason}"));

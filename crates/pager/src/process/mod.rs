@@ -12,7 +12,8 @@
 //! - `objects`: shared memory whose pages may leave; `object_looks`: when it is looked for; `descriptors`: by which
 //!   others reach it.
 //! - `huge_pages`: blocks that are whole and may be huge pages again.
-//! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
+//! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4); `cleared_words`: which these are of
+//!   threads that no thread library made.
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
@@ -20,6 +21,7 @@
 
 mod calls;
 mod children;
+mod cleared_words;
 mod common;
 mod control_blocks;
 mod descriptors;
@@ -73,7 +75,7 @@ use self::pace::Pace;
 use self::pausing::{Hold, Respite, Restless};
 use self::proof::Proof;
 use self::staying::StayingLook;
-use self::traced::Traced;
+use self::traced::{Traced, unprotect};
 use self::unpaged::Unpaged;
 use crate::address_space::{AddressSpace, Wanted};
 use crate::budget::Budget;
@@ -83,6 +85,7 @@ use crate::limits::{
 };
 use crate::mappings::staying_kinds::SharedMemoryKinds;
 use crate::page_table::ranges::Ranges;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::pager_state::PagerState;
 use crate::process::proc_files::Process;
 use crate::threads::lock::lock;
@@ -119,6 +122,10 @@ struct TrackedProcess {
     evictor_at: Instant,
     /// Where among its threads the next one is that an evictor may be started on.
     threads_tried: usize,
+    /// When its threads may be asked for what the kernel clears ...
+    questions_at: Instant,
+    /// ... and the user was told that they cannot be.
+    is_question_told: bool,
     /// For its process, of a child that was just forked.
     search: Search,
     /// When it may be held for a moment.
@@ -149,6 +156,8 @@ impl TrackedProcess {
             register_pace: Pace::default(),
             prepared: HashSet::new(),
             evictor_at,
+            questions_at: evictor_at,
+            is_question_told: false,
             search: Search::new(evictor_at),
             respite: Respite::new(evictor_at),
             threads_tried: 0,
@@ -379,6 +388,7 @@ impl Survey {
         if self.is_paging {
             self.register_all(now);
             self.start_evictors(now);
+            self.ask_for_cleared_words(now);
             self.make_pause(now);
             self.bring_back_for_debuggers(now);
             self.look_for_whole_blocks(now);
@@ -445,13 +455,20 @@ impl Survey {
         for tracked in &self.tracked {
             // One that ends meanwhile is found by the next look.
             let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            lock(&tracked.space.kept_pages).clone_from(&kept);
             let state = tracked.space.lock();
             let space = tracked.space.id;
             let away = kept.iter().filter(|page| state.page_table.is_away(**page));
-            self.shared.want(away.map(|page| Wanted { space, page: *page, is_writable: false }));
+            self.shared.want(away.map(|page| Wanted { space, page: *page, is_writable: true }));
+            // The kernel writes there, too, and cannot wait.
+            let clean: Vec<VirtualPage> =
+                kept.iter().copied().filter(|page| state.page_table.is_clean(*page)).collect();
             drop(state);
+            if !clean.is_empty() {
+                // While the program changes its mappings: at the next look.
+                let _ = unprotect(&self.shared, &tracked.space, Some(clean));
+            }
             self.keep_pages_of_objects(&tracked.space, &kept);
-            *lock(&tracked.space.kept_pages) = kept;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the survey asks `/proc` of one process.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
@@ -141,6 +141,23 @@ impl Process {
         let listed = self.threads()?;
         Ok(self.control_blocks.borrow_mut().pages(listed))
     }
+
+    /// Its control blocks.
+    pub(super) fn control_blocks(&self) -> RefMut<'_, ControlBlocks> {
+        self.control_blocks.borrow_mut()
+    }
+}
+
+/// Whether `process` may make a system call that it does not make by itself: it has no more filters of calls than this
+/// process, and one of them is the run's. A stricter one may kill it.
+pub fn may_make_calls(process: u32) -> bool {
+    let filters = |path: &str| {
+        let status = fs::read(path).ok()?;
+        let status = String::from_utf8_lossy(&status);
+        status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse::<u32>().ok()
+    };
+    let own = filters("/proc/self/status").unwrap_or(0).max(1);
+    filters(&format!("/proc/{process}/status")).is_some_and(|its| its <= own)
 }
 
 /// Anonymous pages by a `statm` file (proc(5)); `None` when what it is about has ended and was not waited for.

@@ -15,6 +15,7 @@ use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::TRACED_LOOK_INTERVAL;
 use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::pager_state::PagerState;
 use crate::process::Survey;
 use crate::process::calls::room_bytes;
@@ -66,7 +67,7 @@ impl Survey {
             match held.page_in.look(now, &room_bytes) {
                 PageInProgress::NotYet => {}
                 PageInProgress::All => {
-                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space));
+                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space, None));
                 }
                 PageInProgress::Never(reason) => {
                     held.is_settled = true;
@@ -107,14 +108,15 @@ impl Survey {
     }
 }
 
-/// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the
-/// program changes its mappings.
-fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
+/// Takes the write protection away from all pages that are there, or from `pages` of them: a debugger's write cannot
+/// wait either, nor the kernel's own. False: the program changes its mappings.
+pub(super) fn unprotect(shared: &PagerState, space: &AddressSpace, pages: Option<Vec<VirtualPage>>) -> bool {
     let mut state = space.lock();
     if !shared.apply_events(space, &mut state) {
         return false;
     }
-    for page in state.page_table.clean(&ALL) {
+    let pages = pages.unwrap_or_else(|| state.page_table.clean(&ALL));
+    for page in pages.into_iter().filter(|page| state.page_table.is_clean(*page)).collect::<Vec<_>>() {
         if space.memory.unprotect(page.range()).is_ok() {
             state.page_table.written(page, &mut shared.page_indexes());
         }

@@ -87,7 +87,7 @@ impl Staging {
     /// A new one, registered; where it is stands in the seat before any process can ask the pager for its pages, which
     /// are none of the program's.
     pub(crate) fn new(userfaultfd: Userfaultfd, seat: &'static SeatHead) -> Result<Self, i32> {
-        let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
+        let reserved = calls::map_apart(1, STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
         let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, seat, protection: Cell::new(READ_WRITE) };
         seat.staging.store(staging.address as u64, Release);
         // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not

@@ -5,7 +5,7 @@
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::AtomicU32;
 
-use crate::protocol::UNASKED;
+use crate::protocol::{PAGE_BYTES, UNASKED};
 
 /// A value, or a negative error number.
 pub(crate) type Result = core::result::Result<usize, i32>;
@@ -44,6 +44,14 @@ pub(crate) unsafe fn call(number: usize, arguments: [usize; 6]) -> Result {
         );
     }
     if result < 0 { Err(result as i32) } else { Ok(result as usize) }
+}
+
+/// Where the kernel clears a word when this thread ends (`PR_GET_TID_ADDRESS`); not every kernel says.
+pub(crate) fn cleared_word() -> Result {
+    let mut address = 0_usize;
+    // SAFETY: the kernel writes one word.
+    unsafe { call(157, [40, &raw mut address as usize, 0, 0, 0, 0]) }?;
+    Ok(address)
 }
 
 /// A descriptor that is closed when it goes out of scope.
@@ -104,8 +112,25 @@ pub(crate) fn userfaultfd(flags: usize) -> core::result::Result<Descriptor, i32>
 
 /// `mmap(2)` where the kernel likes; `descriptor` -1 for anonymous memory.
 pub(crate) fn map(length: usize, protection: usize, flags: usize, descriptor: i32) -> Result {
-    // SAFETY: a new mapping replaces nothing, as no address is asked for.
-    unsafe { call(9, [0, length, protection, flags, descriptor as isize as usize, 0]) }
+    map_at(0, length, protection, flags, descriptor)
+}
+
+/// As [`map`], far from where programs have their mappings, if there is room. The kernel puts a new mapping right below
+/// the others, and so in the way of a stack that grows (`MAP_GROWSDOWN`). Each `number` is another place.
+pub(crate) fn map_apart(number: usize, length: usize, protection: usize, flags: usize, descriptor: i32) -> Result {
+    static PLACE: u8 = 0;
+    // Where this library is, is random, and so is this.
+    let place = APART | (&raw const PLACE as usize & (APART / 2 - 1) & !(PAGE_BYTES - 1));
+    map_at(place + number * APART_BYTES, length, protection, flags, descriptor)
+}
+
+/// Neither programs and their heaps begin there, nor libraries.
+const APART: usize = 0x2000_0000_0000;
+const APART_BYTES: usize = 1 << 30;
+
+fn map_at(place: usize, length: usize, protection: usize, flags: usize, descriptor: i32) -> Result {
+    // SAFETY: a new mapping replaces nothing, as the place is a wish (no MAP_FIXED).
+    unsafe { call(9, [place, length, protection, flags, descriptor as isize as usize, 0]) }
 }
 
 /// `mprotect(2)` of memory of this library.

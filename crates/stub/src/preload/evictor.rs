@@ -6,13 +6,13 @@
 use core::cell::UnsafeCell;
 use core::hint;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, fence};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 
 use crate::batch::{self, Staging};
 use crate::calls::{self, Descriptor, INVALID};
 use crate::protocol::{
     BATCHES, Batch, CALL_STACK_BYTES, EVICTOR_NAME, EVICTOR_STACK_BYTES, EVICTOR_STACK_END, EvictorCell, EvictorState,
-    Hello, HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, Verdict, Welcome, batch_offset,
+    Hello, HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, UNKNOWN_WORD, Verdict, Welcome, batch_offset,
 };
 use crate::socket;
 use crate::start::store_and_wake;
@@ -47,6 +47,8 @@ static OWN: Own = Own {
         failure: AtomicI32::new(0),
         thread: AtomicU32::new(0),
         offered: AtomicU32::new(0),
+        answered: AtomicU32::new(0),
+        cleared_word: AtomicU64::new(0),
     },
     head: AtomicUsize::new(0),
     thread_words: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -81,7 +83,7 @@ pub(crate) struct Place {
 impl Place {
     /// Maps the seat that came from the pager; forks do not inherit it.
     fn map(file: &Descriptor) -> Result<Self, i32> {
-        let address = calls::map(SEAT_BYTES, READ_WRITE, SHARED, file.0)?;
+        let address = calls::map_apart(0, SEAT_BYTES, READ_WRITE, SHARED, file.0)?;
         // SAFETY: the mapping is new and this library's.
         unsafe { calls::advise(address, SEAT_BYTES, NOT_IN_CHILDREN) }?;
         // SAFETY: the seat begins with its head, all fields of which are atomics, and it is never unmapped.
@@ -111,14 +113,26 @@ impl Place {
 }
 
 /// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the evictor,
-/// says that this is done, and stays in a loop of two instructions until the thread's registers are put back. No
+/// or answers a [`question`](crate::protocol::question), says that this is done, and stays in a loop of two instructions until the thread's registers are put back. No
 /// breakpoint is needed, whose signal the program could have been told of.
-pub(crate) extern "C" fn start_on_borrowed_thread(attempt: usize) -> ! {
-    start(attempt as u32);
+pub(crate) extern "C" fn start_on_borrowed_thread(argument: usize) -> ! {
+    match (argument >> u32::BITS) as u32 {
+        0 => start(argument as u32),
+        question => tell_cleared_word(question),
+    }
     OWN.cell.call_returned.store(1, Release);
     loop {
         hint::spin_loop();
     }
+}
+
+/// Says where the kernel clears a word when this thread ends (`CLONE_CHILD_CLEARTID`).
+fn tell_cleared_word(question: u32) {
+    let cell = &OWN.cell;
+    cell.call_returned.store(0, Relaxed);
+    let word = calls::cleared_word().map_or(UNKNOWN_WORD, |address| address as u64);
+    cell.cleared_word.store(word, Relaxed);
+    cell.answered.store(question, Release);
 }
 
 /// Starts an evictor as attempt number `attempt`; whether that worked stands in the cell until there is a seat.

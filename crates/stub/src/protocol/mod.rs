@@ -52,7 +52,7 @@ pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Rea
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets
 /// `UFFDIO_REGISTER` pass (`spillway_sys::call_filter::UNASKED`).
@@ -175,6 +175,20 @@ pub struct EvictorCell {
     /// One more than the evictor's descriptor of a socket that it waits at, because it cannot connect: the pager
     /// takes the other end, whose descriptor is the next word. 0 if there is none.
     pub offered: AtomicU32,
+    /// Which question [`EvictorCell::cleared_word`] is the answer to.
+    pub answered: AtomicU32,
+    /// Where the kernel clears a word when the thread ends that was asked; 0: nowhere. [`UNKNOWN_WORD`]: it does not
+    /// say.
+    pub cleared_word: AtomicU64,
+}
+
+/// See [`EvictorCell::cleared_word`].
+pub const UNKNOWN_WORD: u64 = u64::MAX;
+
+/// The argument with which a borrowed thread of a program answers question `number`, in place of starting an evictor:
+/// those have arguments of 32 bits.
+pub const fn question(number: u32) -> u64 {
+    (number as u64) << u32::BITS
 }
 
 /// Where the stack of the starting call ends, from the cell on (stacks grow down).

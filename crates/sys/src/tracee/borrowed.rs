@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::request::{self, Registers};
 use super::stop::{Reaped, Stop, Thread};
 use super::{Call, LOOK_INTERVAL, TraceError, waiting};
+use crate::process_stat::ProcessStat;
 
 /// A thread that is traced until it is [given back](Borrowed::give_back), which no thread may forget.
 pub(super) struct Borrowed {
@@ -87,6 +88,7 @@ impl Borrowed {
         let saved = self.saved.as_ref().expect("what is changed was saved");
         request::set_registers(self.thread.thread, &saved.registers.for_call(call))?;
         request::go_on(self.thread.thread, 0)?;
+        let mut idling = Idling::since(self.thread);
         while !is_finished() {
             match self.thread.look()? {
                 // Its process was told to stop (job control): that takes effect when the thread is given back. The
@@ -94,7 +96,7 @@ impl Borrowed {
                 Some(Stop::Asked | Stop::Group) => request::go_on(self.thread.thread, 0)?,
                 Some(Stop::Signal(libc::SIGSTOP)) => request::go_on(self.thread.thread, libc::SIGSTOP)?,
                 Some(Stop::Signal(_)) => return Err(TraceError::Failed),
-                None if Instant::now() >= deadline => return Err(TraceError::TimedOut),
+                None if Instant::now() >= deadline || idling.is_proven() => return Err(TraceError::TimedOut),
                 None => std::thread::sleep(LOOK_INTERVAL),
             }
         }
@@ -172,6 +174,44 @@ impl Drop for Borrowed {
 thread_local! {
     /// What this thread traces.
     static TRACED: RefCell<Vec<Thread>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether a thread does something else than the function, which needs a hundred microseconds of a CPU and sleeps in
+/// nothing: a program says itself where its function is.
+struct Idling {
+    thread: Thread,
+    begun: Instant,
+    ticks: Option<u64>,
+    looks_asleep: u32,
+}
+
+impl Idling {
+    /// Nothing is proven before.
+    const GRACE: Duration = Duration::from_millis(500);
+    /// CPU time, in hundredths of a second.
+    const TICKS_MAX: u64 = 30;
+    /// Looks in a row, [`LOOK_INTERVAL`] apart.
+    const LOOKS_ASLEEP_MAX: u32 = 1000;
+
+    fn since(thread: Thread) -> Self {
+        Self { thread, begun: Instant::now(), ticks: Self::look(thread).0, looks_asleep: 0 }
+    }
+
+    fn look(Thread { process, thread }: Thread) -> (Option<u64>, bool) {
+        let stat = ProcessStat::of_thread(process, thread).ok();
+        let is_asleep = stat.as_ref().and_then(ProcessStat::state).is_some_and(|state| matches!(state, 'S' | 'D'));
+        (stat.and_then(|stat| stat.cpu_ticks()), is_asleep)
+    }
+
+    fn is_proven(&mut self) -> bool {
+        if self.begun.elapsed() < Self::GRACE {
+            return false;
+        }
+        let (ticks, is_asleep) = Self::look(self.thread);
+        self.looks_asleep = if is_asleep { self.looks_asleep + 1 } else { 0 };
+        let has_run = ticks.zip(self.ticks).is_some_and(|(now, then)| now.saturating_sub(then) > Self::TICKS_MAX);
+        has_run || self.looks_asleep > Self::LOOKS_ASLEEP_MAX
+    }
 }
 
 /// What is put back.

@@ -84,6 +84,7 @@ impl From<io::Error> for TraceError {
             Some(libc::ESRCH) => Self::Gone,
             Some(libc::EPERM | libc::EACCES) => Self::Forbidden,
             _ if error.kind() == io::ErrorKind::NotFound => Self::Gone,
+            _ if error.kind() == io::ErrorKind::WouldBlock => Self::Unsuitable("its memory cannot be read now"),
             _ => Self::Kernel(error),
         }
     }

@@ -69,9 +69,10 @@ static void ready(void)
 static void paged(void)
 {
     pthread_t thread;
-    pthread_create(&thread, NULL, change_guards, unserved_page());
-    pthread_create(&thread, NULL, select_nothing, unserved_page());
-    if (syscall(SYS_set_robust_list, unserved_page(), 24))
+    char *vector = unserved_page(), *mask = unserved_page(), *list = unserved_page();
+    pthread_create(&thread, NULL, change_guards, vector);
+    pthread_create(&thread, NULL, select_nothing, mask);
+    if (syscall(SYS_set_robust_list, list, 24))
         _exit(2);
     ready();
 }

@@ -1,0 +1,60 @@
+//! Threads that a program made without a thread library are asked where the kernel clears a word when they end: the
+//! page with that word stays (`control_blocks`).
+//!
+//! The kernel tells only the thread itself (`PR_GET_TID_ADDRESS`), so the thread is borrowed for a moment, as for
+//! starting an evictor. Threads of glibc are never asked.
+
+use std::time::Instant;
+
+use spillway_stub::late_start::cleared_word;
+use spillway_sys::tracee::TraceError;
+
+use crate::limits::{EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX};
+use crate::process::Survey;
+use crate::process::proc_files::{has_ended, may_make_calls};
+
+impl Survey {
+    /// Asks threads of which it is not known yet.
+    pub(super) fn ask_for_cleared_words(&mut self, now: Instant) {
+        for index in 0..self.tracked.len() {
+            if self.tracked[index].questions_at <= now {
+                self.ask_threads_of(index, now);
+            }
+        }
+    }
+
+    fn ask_threads_of(&mut self, index: usize, now: Instant) {
+        let tracked = &mut self.tracked[index];
+        let Some(process) = &tracked.process else { return };
+        let threads = process.control_blocks().to_ask();
+        if threads.is_empty() {
+            return;
+        }
+        let places = tracked.places;
+        let mut failure =
+            (!may_make_calls(process.number())).then(|| "it has a filter of system calls of its own".to_owned());
+        for thread in threads.into_iter().take(EVICTOR_THREADS_TRIED_MAX) {
+            if failure.is_some() {
+                break;
+            }
+            self.attempts += 1;
+            let mut is_ours = || self.proof.is_memory_of(&places, thread);
+            match cleared_word(&places, thread, self.attempts, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+                Ok(word) => process.control_blocks().answered(thread, word),
+                Err(TraceError::Unsuitable(_)) => tracked.questions_at = now + EVICTOR_START_PAUSE,
+                Err(TraceError::Gone) => {}
+                Err(TraceError::Forbidden) if has_ended(thread) => {}
+                Err(TraceError::NotStopped | TraceError::Another) => break,
+                Err(error) => failure = Some(error.to_string()),
+            }
+        }
+        let Some(failure) = failure else { return };
+        tracked.questions_at = now + EVICTOR_FAILED_PAUSE;
+        if !std::mem::replace(&mut tracked.is_question_told, true) {
+            self.shared.fail(format!(
+                "process {} has threads that no thread library made, and what the kernel writes when one ends may be lost: {failure}; --via swap has no such limit",
+                places.process
+            ));
+        }
+    }
+}
