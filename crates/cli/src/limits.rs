@@ -144,6 +144,9 @@ pub(crate) const GROUP_REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a wait looks again.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A lock that one process of ours holds for a moment, and another waits for; longer than any takes on a busy machine.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// A status socket that does not answer within this belongs to a hung process; `status` says so.
 pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 

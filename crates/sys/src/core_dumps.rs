@@ -5,6 +5,7 @@
 //! are executed inherit both, so what was before is kept for the user's own.
 
 use std::io;
+use std::sync::OnceLock;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
@@ -14,6 +15,9 @@ const FILTER: &str = "/proc/self/coredump_filter";
 /// A limit that is too small for a file. It is 1, not 0: the kernel takes 0 for files only, and 1 also for programs
 /// that dumps are piped to (`do_coredump` in fs/coredump.c).
 const LIMIT_BYTES: u64 = 1;
+
+/// What this process might dump before it was forbidden.
+static BEFORE: OnceLock<CoreDumps> = OnceLock::new();
 
 /// What a process may dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +36,16 @@ impl CoreDumps {
         Self { limit_bytes: getrlimit(Resource::Core).current, filter }
     }
 
-    /// Nothing of this process is dumped from here on. Gives what was before.
-    pub fn forbid() -> io::Result<Self> {
-        let before = Self::now();
+    /// What this process might dump before [`CoreDumps::forbid`]; `None` if it was not called.
+    pub fn before() -> Option<Self> {
+        BEFORE.get().copied()
+    }
+
+    /// Nothing of this process is dumped from here on.
+    pub fn forbid() -> io::Result<()> {
+        let before = *BEFORE.get_or_init(Self::now);
         let limit = getrlimit(Resource::Core).maximum.map_or(LIMIT_BYTES, |bytes| bytes.min(LIMIT_BYTES));
-        Self { limit_bytes: Some(limit), filter: before.filter.map(|_| 0) }.set()?;
-        Ok(before)
+        Self { limit_bytes: Some(limit), filter: before.filter.map(|_| 0) }.set()
     }
 
     /// Makes it so in this process.
@@ -65,7 +73,8 @@ mod tests {
     #[test]
     fn what_was_before_comes_back() {
         let before = CoreDumps::now();
-        assert_eq!(CoreDumps::forbid().unwrap(), before);
+        CoreDumps::forbid().unwrap();
+        assert_eq!(CoreDumps::before(), Some(before));
         let now = CoreDumps::now();
         assert!(now.limit_bytes.is_some_and(|bytes| bytes <= 1) && now.filter.is_none_or(|mask| mask == 0), "{now:?}");
         before.set().unwrap();

@@ -161,7 +161,9 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn begin(path: &'a Path, way: Way) -> Result<Self, PlaceError> {
         let whole = match way {
-            Way::Ours => std::path::absolute(path).map_err(|source| PlaceError::System { path: path.into(), source })?,
+            Way::Ours => {
+                std::path::absolute(path).map_err(|source| PlaceError::System { path: path.into(), source })?
+            }
             // The directories above the current one have no part in it, and this user may not be let through them.
             Way::Any => path.to_owned(),
         };
@@ -313,11 +315,23 @@ impl Place {
         Err(PlaceError::Foreign { path: self.path.clone(), owner, user })
     }
 
+    fn create(&self, mode: RawMode) -> Result<File, PlaceError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let file = self.open_at(flags, mode).map_err(|errno| self.refused(errno))?;
+        set_blocking(&file).map_err(system(&self.path))?;
+        Ok(file)
+    }
+
     /// A new file. It has this mode whatever the umask is.
     pub fn create_new(&self, mode: RawMode) -> Result<File, PlaceError> {
-        let file = self.open_at(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode).map_err(|errno| self.refused(errno))?;
-        set_blocking(&file).and_then(|()| rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))).map_err(system(&self.path))?;
+        let file = self.create(mode)?;
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(system(&self.path))?;
         Ok(file)
+    }
+
+    /// A new file that the user wants: others may read it if the umask lets them.
+    pub fn create_output(&self) -> Result<File, PlaceError> {
+        self.create(0o644)
     }
 
     /// The regular file that is there, if it is of this user and has no other name.
@@ -399,7 +413,10 @@ impl Place {
         name.push(".new");
         let beside = Self {
             path: self.path.with_file_name(&name),
-            directory: self.directory.try_clone().map_err(|source| PlaceError::System { path: self.path.clone(), source })?,
+            directory: self
+                .directory
+                .try_clone()
+                .map_err(|source| PlaceError::System { path: self.path.clone(), source })?,
             name,
             is_descriptor: false,
         };
@@ -562,7 +579,10 @@ mod tests {
         fs::create_dir(&foreign).unwrap();
         chown(&foreign, Some(65534), None).unwrap();
         assert!(matches!(make_directories(&foreign.join("x"), 0o755), Err(PlaceError::Replaceable { .. })));
-        assert!(matches!(check_own_directory(&foreign), Err(PlaceError::Replaceable { .. } | PlaceError::Foreign { .. })));
+        assert!(matches!(
+            check_own_directory(&foreign),
+            Err(PlaceError::Replaceable { .. } | PlaceError::Foreign { .. })
+        ));
         assert_eq!(fs::read(&file).unwrap(), b"kept");
     }
 

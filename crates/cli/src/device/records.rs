@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::own_files;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::plan::PrefetchPlan;
@@ -144,7 +145,7 @@ impl DeviceRecord {
     }
 
     pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
-        fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
+        Ok(own_files::replace(&entry.join("device.json"), 0o600, &serde_json::to_vec(self)?)?)
     }
 }
 
