@@ -166,6 +166,9 @@ pub(crate) const METRICS_TURN: Duration = Duration::from_millis(200);
 /// A client has so long to say what it wants, and again to take it: Prometheus gives up on a scrape after 10 s.
 pub(crate) const METRICS_CLIENT_DEADLINE: Duration = Duration::from_secs(2);
 
+/// Clients that are served at once: a few monitoring systems and pages. Of more, those that came first give way.
+pub(crate) const METRICS_CLIENTS_MAX: usize = 32;
+
 /// Longest request for metrics: common web servers take 8 KiB of headers.
 pub(crate) const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;
 

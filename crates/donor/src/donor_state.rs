@@ -14,7 +14,6 @@ use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::proof::SessionName;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
-use crate::complaints::Complaints;
 use crate::connections::{Connections, Source};
 use crate::handshake_rates::HandshakeRates;
 use crate::lender::leases::SessionId;
@@ -22,6 +21,7 @@ use crate::lender::{Input, Lender, Make};
 use crate::session::Session;
 use crate::shell::{Rest, Shell};
 use crate::slab_memory::SlabMemory;
+use spillway_fabric::complaints::Complaints;
 
 /// See the module text.
 #[derive(Debug)]

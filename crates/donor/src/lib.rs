@@ -11,7 +11,6 @@
 //!   which slabs to make ahead.
 //! - [`donor`]: starting, stopping, draining.
 //! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often.
-//!   [`complaints`]: what strangers cause in the log.
 //! - `conversation`: the control thread of one borrower; `session`: the session as all threads see it.
 //! - `donor_state`: what threads share; `shell`: from the Lender's outputs to what is done.
 //! - `housekeeper`: what happens in the background.
@@ -20,7 +19,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod complaints;
 pub mod config;
 pub mod connections;
 mod conversation;

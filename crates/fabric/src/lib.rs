@@ -16,7 +16,7 @@
 //! - [`rdma`]: slabs anywhere, read and written by network adapters.
 //! - [`mod@file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
-//! - [`key`]: the cluster's shared secret.
+//! - [`key`]: the cluster's shared secret. [`complaints`]: what strangers cause in a log.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 //! - [`membership`]: which machines belong to the cluster; [`site`]: where each stands.
 
@@ -24,6 +24,7 @@
 
 pub mod address;
 pub mod buffer_pool;
+pub mod complaints;
 pub mod completion;
 pub mod control;
 pub mod credit;

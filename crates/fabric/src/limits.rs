@@ -231,6 +231,9 @@ pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 /// A machine that was taken for dead returns with a generation so much higher. Generations are milliseconds of the
 /// clock at the start, so one whose clock is an hour behind its predecessor's at that address wins after 60 steps.
 pub const GENERATION_STEP: u64 = 60_000;
+/// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
+pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());

@@ -32,7 +32,7 @@
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`own_files`]: files of this user, which no other user can exchange. [`core_dumps`]: none of this process.
-//! - [`socket_file`]: a UNIX socket that listens at a path.
+//! - [`socket_file`]: a UNIX socket that listens at a path. [`datagram_filter`]: one that takes what has a secret.
 //! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -46,6 +46,7 @@ pub mod child;
 pub mod core_dumps;
 pub mod cpu_latency;
 pub mod cpu_list;
+pub mod datagram_filter;
 pub mod epoll;
 pub mod event;
 pub mod fuse;

@@ -100,7 +100,7 @@ fn describe(process: u32) -> String {
     let name = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
     match std::fs::metadata(&directory) {
         Ok(owner) => format!("process {process} ({}, of user {})", name.trim_end().escape_debug(), owner.uid()),
-        Err(_) => format!("process {process}"),
+        Err(_) => format!("process {process}, which has ended and left it to another one (fuser names it)"),
     }
 }
 
