@@ -121,7 +121,7 @@ fn no_file_and_no_directory_can_be_written_by_others_whatever_the_umask() {
     without.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
     without.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     run(&mut without).done("setup");
-    for name in ["etc", "etc/spillway.d", "etc/spillway.d/10-setup.toml", "etc/cluster.key", "registry"] {
+    for name in ["etc", "etc/spillway.d", "etc/spillway.d/10-setup.toml", "etc/cluster.key"] {
         let mode = fs::metadata(place.join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o022, 0, "{name}: {mode:o}");
     }
