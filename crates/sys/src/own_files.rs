@@ -24,8 +24,9 @@ const LINKS_MAX: u32 = 40;
 /// What a user may do to a directory that others may write to: replace own files only.
 const STICKY: RawMode = 0o1000;
 
-/// Rights of others to write.
+/// Rights of others to write: of a group, and of all.
 const WRITTEN_BY_OTHERS: RawMode = 0o022;
+const WRITTEN_BY_ALL: RawMode = 0o002;
 
 /// How files are seen whose owner has no number in this user namespace (`/proc/sys/kernel/overflowuid`).
 const UNKNOWN_USER: u32 = 65534;
@@ -169,7 +170,7 @@ impl<'a> Walk<'a> {
         };
         let at = if whole.is_absolute() { Path::new("/") } else { Path::new(".") };
         let mut walk = Self { path, way, directory: open_directory(at)?, at: at.to_owned(), parts: vec![], links: 0 };
-        walk.look_at_directory()?;
+        walk.look_at_directory(false)?;
         walk.push(&whole);
         Ok(walk)
     }
@@ -183,13 +184,15 @@ impl<'a> Walk<'a> {
         self.parts.extend(path.components().rev().filter_map(part));
     }
 
-    /// Refuses a directory in which another user could replace what lies there.
-    fn look_at_directory(&self) -> Result<(), PlaceError> {
+    /// Refuses a directory in which another user could replace what lies there. One on the way may be written to by the
+    /// group of its user alone, which has the user's number by convention; the last one may not.
+    fn look_at_directory(&self, is_last: bool) -> Result<(), PlaceError> {
         if self.way == Way::Any {
             return Ok(());
         }
         let stat = rustix::fs::fstat(&self.directory).map_err(system(&self.at))?;
-        let is_open = stat.st_mode & WRITTEN_BY_OTHERS != 0 && stat.st_mode & STICKY == 0;
+        let writers = if !is_last && stat.st_gid == stat.st_uid { WRITTEN_BY_ALL } else { WRITTEN_BY_OTHERS };
+        let is_open = stat.st_mode & writers != 0 && stat.st_mode & STICKY == 0;
         if is_trusted(stat.st_uid) && !is_open {
             return Ok(());
         }
@@ -240,7 +243,7 @@ impl<'a> Walk<'a> {
 
     fn enter(&mut self, directory: OwnedFd, at: PathBuf) -> Result<(), PlaceError> {
         (self.directory, self.at) = (directory, at);
-        self.look_at_directory()
+        self.look_at_directory(false)
     }
 
     /// Goes into the directory `name`, which may be a link to one; makes it with `mode` if there is nothing.
@@ -287,7 +290,10 @@ impl Place {
             let is_descriptor = link.as_ref().is_some_and(|stat| walk.is_kernels_link(stat));
             match link {
                 Some(stat) if !is_descriptor => walk.follow(&name, &stat)?,
-                _ => return Ok(Self { directory: walk.directory, path: walk.at.join(&name), name, is_descriptor }),
+                _ => {
+                    walk.look_at_directory(true)?;
+                    return Ok(Self { directory: walk.directory, path: walk.at.join(&name), name, is_descriptor });
+                }
             }
         }
     }
@@ -366,16 +372,21 @@ impl Place {
 
     /// As [`Place::open_own`] for something to write to that need not be a file, such as `/dev/stdout`.
     pub fn open_output(&self) -> Result<File, PlaceError> {
-        match self.open_own(OFlags::WRONLY) {
-            Err(PlaceError::NotAFile(_)) => {}
-            opened => return opened,
+        if !self.is_descriptor {
+            match self.open_own(OFlags::WRONLY) {
+                Err(PlaceError::NotAFile(_)) => {}
+                opened => return opened,
+            }
         }
         let file = self.open_at(OFlags::WRONLY, 0).map_err(|errno| self.refused(errno))?;
-        let metadata = self.metadata(&file)?;
-        if metadata.is_file() {
-            return Err(PlaceError::NotAFile(self.path.clone()));
+        // Whatever this process was given by its starter, such as the terminal of another user, is for its use.
+        if !self.is_descriptor {
+            let metadata = self.metadata(&file)?;
+            if metadata.is_file() {
+                return Err(PlaceError::NotAFile(self.path.clone()));
+            }
+            self.check_owner(&metadata, true)?;
         }
-        self.check_owner(&metadata, true)?;
         set_blocking(&file).map_err(system(&self.path))?;
         Ok(file)
     }
@@ -467,7 +478,7 @@ pub fn make_directories(path: &Path, mode: RawMode) -> Result<(), PlaceError> {
     while let Some(name) = walk.parts.pop() {
         walk.step(&name, Some(mode))?;
     }
-    Ok(())
+    walk.look_at_directory(true)
 }
 
 /// Refuses a directory that is not this user's alone to change, or to which the way is not [ours](Way::Ours).
@@ -543,7 +554,8 @@ mod tests {
         let path = inner.join("file");
         fs::write(&path, "").unwrap();
         let outer = directory.path().join("a");
-        for (mode, is_ours) in [(0o777, false), (0o770, false), (0o1777, true), (0o755, true)] {
+        let is_alone = fs::metadata(&outer).is_ok_and(|outer| outer.uid() == outer.gid());
+        for (mode, is_ours) in [(0o777, false), (0o770, is_alone), (0o1777, true), (0o755, true)] {
             set_mode(&outer, mode);
             let opened = open_own(&path, Way::Ours);
             assert_eq!(opened.is_ok(), is_ours, "{mode:o}");
@@ -551,6 +563,8 @@ mod tests {
             assert!(is_ours || text.contains("chmod go-w") && text.contains(outer.to_str().unwrap()), "{text}");
             assert!(open_own(&path, Way::Any).is_ok(), "{mode:o}");
         }
+        set_mode(&inner, 0o770);
+        assert!(open_own(&path, Way::Ours).is_err(), "the last directory is this user's alone");
         set_mode(&inner, 0o1777);
         assert!(check_own_directory(&inner).is_err() && check_own_directory(&outer).is_ok());
     }

@@ -73,7 +73,7 @@ fn budget_of(arguments: &RunArguments, least_bytes: u64) -> Result<Budget, Failu
 
 /// The file that the run's figures are written to at its end.
 fn statistics_file(path: &Path) -> Result<OutputFile, Failure> {
-    OutputFile::open(path).map_err(|error| Failure::Failed(format!("{error}; name another file with --stats")))
+    OutputFile::open(path).map_err(|error| Failure::during(format_args!("--stats {}", path.display()), error))
 }
 
 /// Runs the program; gives how it ended.
