@@ -16,6 +16,7 @@ use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
 use spillway_fabric::tcp::Weights;
+use spillway_sys::core_dumps;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -31,7 +32,7 @@ use crate::machine::waiting::wait_until;
 use crate::machine_weight;
 use crate::mend;
 use crate::mender::Mender;
-use crate::output;
+use crate::output::{self, say};
 use crate::registry::{Entry, Kind, Registry};
 use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use crate::size::human;
@@ -305,10 +306,11 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     mend::mend_predecessor(&registry, Kind::Donor, &arguments.name)?;
-    let entry = registry.claim(Kind::Donor, &arguments.name).map_err(Failure::failed)?;
+    let entry = registry.claim(Kind::Donor, &arguments.name)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let service = DonorService::start(arguments, &entry, Reach::Process)?;
+    core_dumps::hide_from_dumps();
     announce(arguments, &service)?;
     while interruption.signal().is_none() && !(arguments.owned && owner_is_gone() && service.status().lent_bytes == 0) {
         sockets.serve(TURN, &mut |question| answer(question, &service));
@@ -351,7 +353,7 @@ fn end(service: DonorService, interruption: &Interruption) {
     if service.status().lent_bytes == 0 {
         return service.stop();
     }
-    eprintln!("spillway: asking borrowers to take their pages elsewhere; a second signal ends at once");
+    say!("spillway: asking borrowers to take their pages elsewhere; a second signal ends at once");
     let first = interruption.forget();
     let draining = std::thread::spawn(move || service.end());
     let is_over = || draining.is_finished() || interruption.signal().is_some();

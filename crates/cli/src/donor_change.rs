@@ -14,7 +14,7 @@ use crate::arguments::{AddDonorArguments, OutputArguments, RemoveDonorArguments}
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::output;
+use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
@@ -97,7 +97,7 @@ pub(crate) fn remove(among: Among, arguments: &RemoveDonorArguments) -> Result<(
         }
         if let Some(signal) = interruption.signal() {
             drop(line);
-            eprintln!("spillway: the removal goes on; `spillway status` shows it, and `add-donor` calls it off");
+            say!("spillway: the removal goes on; `spillway status` shows it, and `add-donor` calls it off");
             return Err(Failure::Interrupted(signal));
         }
         std::thread::sleep(PAUSE);

@@ -6,7 +6,6 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
 use spillway_fabric::key::ClusterKey;
+use spillway_sys::socket_file;
 
 use crate::agent::cluster::view::{ClusterView, MemberView};
 use crate::arguments::DrainArguments;
@@ -23,7 +23,7 @@ use crate::device::storage;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::output;
+use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
@@ -54,7 +54,7 @@ pub(crate) fn execute(arguments: &DrainArguments) -> Result<(), Failure> {
         }
         if let Some(signal) = interruption.signal() {
             drop(line);
-            eprintln!("spillway: {} goes on draining; `spillway drain --undo` ends that", target.name);
+            say!("spillway: {} goes on draining; `spillway drain --undo` ends that", target.name);
             return Err(Failure::Interrupted(signal));
         }
         std::thread::sleep(PAUSE);
@@ -111,7 +111,7 @@ impl Target {
 
     fn dial(&self) -> std::io::Result<OwnedFd> {
         match &self.address {
-            DonorAddress::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+            DonorAddress::Unix(path) => Ok(socket_file::connect(path, Some(limits::STATUS_DEADLINE))?.into()),
             DonorAddress::Tcp(text) => {
                 use std::net::ToSocketAddrs;
                 let address: SocketAddr =

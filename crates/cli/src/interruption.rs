@@ -4,8 +4,8 @@
 //! so that a Ctrl-C at any moment leaves nothing attached.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -13,6 +13,18 @@ use crate::failure::Failure;
 
 /// Signals that end a command.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+
+/// What the signals of this process set: one for all, also for what has no [`Interruption`] at hand.
+static LAST: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+
+/// The last ending signal that came, if they are watched for.
+pub(crate) fn last_signal() -> Option<i32> {
+    LAST.get().and_then(|signal| number(signal.load(Ordering::SeqCst)))
+}
+
+fn number(signal: usize) -> Option<i32> {
+    i32::try_from(signal).ok().filter(|signal| *signal != 0)
+}
 
 /// The last ending signal, if one came.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +59,7 @@ impl Interruption {
     }
 
     fn watch_for(signals: &[i32]) -> io::Result<Self> {
-        let interruption = Self::default();
+        let interruption = Self { signal: Arc::clone(LAST.get_or_init(Arc::default)) };
         for signal in signals.iter().copied() {
             let number = usize::try_from(signal).expect("signal numbers are small and positive");
             signal_hook::flag::register_usize(signal, Arc::clone(&interruption.signal), number)?;
@@ -57,12 +69,12 @@ impl Interruption {
 
     /// The signal that came.
     pub(crate) fn signal(&self) -> Option<i32> {
-        i32::try_from(self.signal.load(Ordering::SeqCst)).ok().filter(|signal| *signal != 0)
+        number(self.signal.load(Ordering::SeqCst))
     }
 
     /// Forgets the signal that came, to notice another one.
     pub(crate) fn forget(&self) -> Option<i32> {
-        i32::try_from(self.signal.swap(0, Ordering::SeqCst)).ok().filter(|signal| *signal != 0)
+        number(self.signal.swap(0, Ordering::SeqCst))
     }
 
     /// An error once a signal came.

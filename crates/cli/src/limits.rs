@@ -150,6 +150,9 @@ pub(crate) const GROUP_REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a wait looks again.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A lock that one process of ours holds for a moment, and another waits for; longer than any takes on a busy machine.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// A status socket that does not answer within this belongs to a hung process; `status` says so.
 pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -171,6 +174,9 @@ pub(crate) const METRICS_TURN: Duration = Duration::from_millis(200);
 
 /// A client has so long to say what it wants, and again to take it: Prometheus gives up on a scrape after 10 s.
 pub(crate) const METRICS_CLIENT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Clients that are served at once: a few monitoring systems and pages. Of more, those that came first give way.
+pub(crate) const METRICS_CLIENTS_MAX: usize = 32;
 
 /// Longest request for metrics: common web servers take 8 KiB of headers.
 pub(crate) const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;

@@ -45,6 +45,7 @@ mod mender;
 mod metrics;
 mod observation;
 mod output;
+mod output_file;
 mod own_donors;
 mod page;
 mod prefetch_report;
@@ -72,16 +73,18 @@ mod web_server;
 use std::process::ExitCode;
 
 use clap::Parser;
+use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
+use crate::output::say;
 use crate::run::program::Ending;
 
 fn main() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {
-        eprintln!("spillway: rights that serving a device does not need cannot be given up: {error}");
+        say!("spillway: rights that serving a device does not need cannot be given up: {error}");
         return ExitCode::from(EXIT_FAILED);
     }
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
         // One that only mends looks at no program.
         && words.all(|word| word != mender::ON_ORDER);
     if let Err(error) = spillway_sys::userfaultfd::tracing_right::give_up(is_needed) {
-        eprintln!(
+        say!(
             "spillway: CAP_SYS_PTRACE, which this program file has, cannot be given up: {error}; take it away with setcap -r"
         );
         return ExitCode::from(EXIT_FAILED);
@@ -100,18 +103,29 @@ fn main() -> ExitCode {
     // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its
     // `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
+    if let Err(error) = forbid_core_dumps() {
+        say!("spillway: dumps of this process, which has keys and pages of programs, cannot be forbidden: {error}");
+    }
     log_writer::start();
     match execute(Arguments::parse().command, io_flusher) {
         Ok(ending) => end(ending),
         Err(failure) => {
             let failed = output::shown(&failure.to_string());
-            eprintln!("{}spillway: {failed}", log_writer::prefix(tracing::Level::ERROR));
+            say!("{}spillway: {failed}", log_writer::prefix(tracing::Level::ERROR));
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);
             }
             ExitCode::from(failure.exit_status())
         }
     }
+}
+
+/// Nothing of a process that has keys or pages in its memory is dumped. Not so for one that becomes the user's program
+/// or starts `run` for it: their programs are the user's own.
+fn forbid_core_dumps() -> std::io::Result<()> {
+    const WITHOUT_SECRETS: [&str; 2] = ["become-program", "size"];
+    let is_free = |command| WITHOUT_SECRETS.iter().any(|name| command == *name);
+    if std::env::args_os().nth(1).is_some_and(is_free) { Ok(()) } else { CoreDumps::forbid() }
 }
 
 /// Ends as the program ended, so that the process that started `run` cannot tell the difference.

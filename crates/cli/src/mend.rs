@@ -22,6 +22,7 @@ use crate::limits;
 use crate::machine::reserve::Reserve;
 use crate::machine::swap_read_ahead::ReadAheadAside;
 use crate::machine::waiting::wait_until;
+use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
 use crate::swap_area;
@@ -69,7 +70,7 @@ pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> R
 
 /// Mends the entry of a dead owner and says what came of it; nothing if another process does.
 fn mend_entry(registry: &Registry, found: &Found) -> Result<Option<Result<String, String>>, Failure> {
-    let Some(entry) = registry.take_over(found).map_err(Failure::failed)? else { return Ok(None) };
+    let Some(entry) = registry.take_over(found)? else { return Ok(None) };
     let errors = mend(registry, found);
     if errors.is_empty() {
         drop(entry);
@@ -131,7 +132,7 @@ fn kept_devices(registry: &Registry) -> Result<Vec<PathBuf>, Failure> {
 /// What a device that was just stopped left all the same: its keeper had given it up.
 pub(crate) fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failure> {
     if found.path.exists() {
-        mend_all(registry)?.iter().for_each(|line| eprintln!("spillway: {line}"));
+        mend_all(registry)?.iter().for_each(|line| say!("spillway: {line}"));
     }
     Ok(())
 }

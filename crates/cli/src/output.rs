@@ -1,6 +1,8 @@
-//! Results on standard output. A reader that went away (a closed pipe) is no failure.
+//! Results on standard output, and what is told on standard error. A reader that went away (a closed pipe) is no
+//! failure.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -21,6 +23,17 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
     line.push('\n');
     write(&line)
 }
+
+/// Tells people something on standard error, as `eprint!` does, but for this: what cannot be told ends nothing.
+pub(crate) fn tell(text: fmt::Arguments<'_>) {
+    let _ = io::stderr().lock().write_fmt(text);
+}
+
+/// As `eprintln!`, by [`tell`].
+macro_rules! say {
+    ($($text:tt)*) => { $crate::output::tell(format_args!("{}\n", format_args!($($text)*))) };
+}
+pub(crate) use say;
 
 /// Text for people: lines and tabulators, and nothing else that a terminal obeys.
 pub(crate) fn text(text: &str) -> Result<(), Failure> {

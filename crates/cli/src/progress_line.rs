@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::limits;
+use crate::output::say;
 use crate::progress::{Pace, Progress};
 
 /// Something that takes a while; dropping it takes the line away.
@@ -43,7 +44,7 @@ impl ProgressLine {
         }
         match &self.place {
             Place::Terminal(bar) => bar.set_message(format!("{}: {}", self.what, line())),
-            Place::Lines => eprintln!("spillway: {}: {}", self.what, line()),
+            Place::Lines => say!("spillway: {}: {}", self.what, line()),
             Place::Nowhere => {}
         }
     }

@@ -8,12 +8,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::own_files::{self, PlaceError};
 
+use crate::failure::Failure;
 use crate::limits;
+use crate::machine::lock::{self, LockError};
 use crate::machine::process::ProcessIdentity;
 
 /// What an entry stands for.
@@ -60,6 +63,12 @@ pub(crate) enum RegistryError {
         /// Who owns it.
         pid: u32,
     },
+    /// Its lock cannot be had.
+    #[error("{0}")]
+    Lock(#[from] LockError),
+    /// Another user could change what is in the directory, or made it.
+    #[error("the directory of what runs cannot be used: {0}; SPILLWAY_RUNTIME_DIRECTORY=DIRECTORY names another one")]
+    NotOurs(PlaceError),
     /// A system call failed.
     #[error("{path}: {source}; it must be a directory that only you can write to")]
     System {
@@ -68,6 +77,15 @@ pub(crate) enum RegistryError {
         /// The error.
         source: io::Error,
     },
+}
+
+impl From<RegistryError> for Failure {
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Lock(LockError::Interrupted(signal)) => Self::Interrupted(signal),
+            _ => Self::failed(error),
+        }
+    }
 }
 
 fn system(path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
@@ -171,7 +189,9 @@ fn default_root() -> PathBuf {
 
 /// The directory of a user without root: with the user's other sockets, if there is a place for those.
 fn user_root(runtime: Option<PathBuf>, user: u32) -> PathBuf {
-    match runtime.filter(|directory| directory.is_absolute() && directory.is_dir()) {
+    // `su` and `sudo` may leave the variable of the user before.
+    let is_own = |directory: &PathBuf| fs::metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user);
+    match runtime.filter(|directory| directory.is_absolute() && is_own(directory)) {
         Some(directory) => directory.join("spillway"),
         None => std::env::temp_dir().join(format!("spillway-{user}")),
     }
@@ -183,9 +203,7 @@ fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
 
 fn write_owner(entry: &Path, owner: ProcessIdentity) -> io::Result<()> {
     let text = serde_json::to_vec(&owner)?;
-    let (new, place) = (entry.join("owner.new"), entry.join("owner.json"));
-    fs::write(&new, text)?;
-    fs::rename(new, place)
+    Ok(own_files::replace(&entry.join("owner.json"), 0o600, &text)?)
 }
 
 impl Registry {
@@ -217,11 +235,7 @@ impl Registry {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(system(&root)(error)),
         }
-        let metadata = fs::symlink_metadata(&root).map_err(system(&root))?;
-        let own = std::os::unix::fs::MetadataExt::uid(&metadata) == rustix::process::geteuid().as_raw();
-        if !metadata.is_dir() || !own || metadata.permissions().mode() & 0o022 != 0 {
-            return Err(system(&root)(io::Error::from(io::ErrorKind::PermissionDenied)));
-        }
+        own_files::check_own_directory(&root).map_err(RegistryError::NotOurs)?;
         Ok(Self { root })
     }
 
@@ -254,11 +268,7 @@ impl Registry {
     }
 
     fn lock(&self) -> Result<File, RegistryError> {
-        let path = self.root.join("lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(system(&path))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| system(&path)(error.into()))?;
-        Ok(file)
+        Ok(lock::lock(&self.root.join("lock"))?)
     }
 
     /// The directory of an entry of that kind and name.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use spillway_sys::socket_file;
 
 use crate::limits;
 
@@ -180,7 +181,7 @@ fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(&Question) -> Answer
 /// Asks the process at `path`, which has until `deadline` to answer.
 pub(crate) fn ask(path: &Path, question: &Question, deadline: Duration) -> Result<Option<Value>, AskError> {
     let exchange = || {
-        let stream = UnixStream::connect(path)?;
+        let stream = socket_file::connect(path, Some(deadline))?;
         prepare(&stream, deadline)?;
         write_line(&stream, question)?;
         Ok(serde_json::from_str::<Answer>(&read_line(&stream, deadline)?)?)

@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::reserve::Reserve;
 use crate::machine::swap_list;
+use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
@@ -39,7 +40,7 @@ fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));
     for rival in swap_list::rivals(&areas, &path, priority) {
         let rival = rival.path.display();
-        eprintln!(
+        say!(
             "spillway: pages also go to the swap area {rival}, whose priority is as high; `swapoff {rival}` stops that"
         );
     }
@@ -79,7 +80,7 @@ fn bring_back(found: &Found, interruption: &Interruption, show_progress: bool) -
         Ok(()) => Ok(()),
         Err(error) if error.is_interrupted() => {
             let signal = interruption.signal().unwrap_or(signal_hook::consts::SIGINT);
-            eprintln!("spillway: the {} stays on with all its pages", found.title());
+            say!("spillway: the {} stays on with all its pages", found.title());
             Err(Failure::Interrupted(signal))
         }
         Err(error) => Err(Failure::failed(error)),

@@ -1,13 +1,10 @@
 //! Files of traces: written once, to a new file; read whole. A name that ends with `.gz` is compressed; what is read is
 //! known by its first bytes.
-//!
-//! Invariant: a file that did not get its trace is removed.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
 
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
@@ -15,73 +12,45 @@ use flate2::write::GzEncoder;
 
 use crate::failure::Failure;
 use crate::limits::TRACE_BYTES_MAX;
+use crate::output_file::OutputFile;
 use crate::size::human;
 
 /// The first bytes of a compressed file (RFC 1952).
 const COMPRESSED: [u8; 2] = [0x1f, 0x8b];
 
-/// Bytes that are written and taken back at the start: a disk that is full or broken says so before the program runs.
-const TRIAL_BYTES: usize = 4096;
-
 /// A new file that waits for its trace.
 #[derive(Debug)]
-pub(crate) struct TraceFile {
-    path: PathBuf,
-    file: File,
-    is_done: AtomicBool,
-}
+pub(crate) struct TraceFile(OutputFile);
 
 impl TraceFile {
     /// Makes the file, and tries whether it can be written.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+        OutputFile::create(path).map(Self).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => Failure::Usage(format!(
                 "{} exists already; name another file with --output, or remove it",
                 path.display()
             )),
-            _ => unwritable(path, &error),
-        })?;
-        let this = Self { path: path.to_path_buf(), file, is_done: AtomicBool::new(false) };
-        let mut file = &this.file;
-        let tried = file.write_all(&[0; TRIAL_BYTES]).and_then(|()| file.sync_all());
-        let cleared = tried.and_then(|()| file.set_len(0)).and_then(|()| file.rewind());
-        cleared.map_err(|error| unwritable(path, &error))?;
-        Ok(this)
+            _ => unwritable(path, &error.into()),
+        })
     }
 
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.0.path()
     }
 
     /// Writes what `write` gives; how many bytes the file has.
     pub(crate) fn fill(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<u64, Failure> {
-        let filled = self.try_fill(write);
-        self.is_done.store(filled.is_ok(), Ordering::Relaxed);
-        filled.map_err(|error| unwritable(&self.path, &error))
-    }
-
-    fn try_fill(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {
-        let mut plain = BufWriter::new(&self.file);
-        if self.path.extension() == Some(OsStr::new("gz")) {
+        let is_compressed = self.path().extension() == Some(OsStr::new("gz"));
+        let filled = self.0.fill(|plain| {
+            if !is_compressed {
+                return write(plain);
+            }
             let mut compressed = GzEncoder::new(plain, Compression::best());
             write(&mut compressed)?;
-            plain = compressed.finish()?;
-        } else {
-            write(&mut plain)?;
-        }
-        plain.flush()?;
-        self.file.sync_all()?;
-        Ok(self.file.metadata()?.len())
-    }
-}
-
-impl Drop for TraceFile {
-    fn drop(&mut self) {
-        if !*self.is_done.get_mut() {
-            // It is this command's own, and holds no trace.
-            let _ = std::fs::remove_file(&self.path);
-        }
+            compressed.finish().map(drop)
+        });
+        filled.map_err(|error| unwritable(self.path(), &error))
     }
 }
 

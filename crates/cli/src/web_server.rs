@@ -1,22 +1,25 @@
 //! A web server for the agent's metrics and its page: small enough to be read whole, and without a framework.
 //!
-//! One client at a time: a monitoring system and a page ask every few seconds. A client that is slow or talks nonsense
-//! costs at most [`limits::METRICS_CLIENT_DEADLINE`], in a thread that serves no pages of memory.
+//! A few clients at once, in a thread that serves no pages of memory. None is waited for: one that is slow or talks
+//! nonsense is dropped after [`limits::METRICS_CLIENT_DEADLINE`], or when others come and there are too many.
 //!
 //! Invariant: only `GET` and `HEAD` have an answer with content; nothing that a client sends changes anything. A
 //! browser runs only what came from here ([`SECURITY_HEADERS`]).
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use spillway_sys::socket_file::{Admitted, SocketFile, SocketFileError};
 
 use crate::limits;
@@ -98,11 +101,19 @@ enum Listener {
     Socket(UnixListener, SocketFile),
 }
 
-/// A client that came, over one or the other.
+/// Clients that were accepted and have no whole answer yet, those that came first before others.
+#[derive(Debug, Default)]
+pub(crate) struct Clients(VecDeque<Client>);
+
+/// One of them. Its socket is never waited for.
 #[derive(Debug)]
-enum Stream {
-    Network(TcpStream),
-    Socket(UnixStream),
+struct Client {
+    socket: OwnedFd,
+    is_local: bool,
+    deadline: Instant,
+    /// What it asked so far; the rest of the answer once that is known.
+    text: Vec<u8>,
+    has_asked: bool,
 }
 
 /// An address that cannot be listened at, and why.
@@ -139,19 +150,83 @@ impl WebServer {
         })
     }
 
-    /// Waits up to `timeout` for clients, and answers one at each address with what `content` gives.
-    pub(crate) fn serve(&self, timeout: Duration, content: &mut Answerer<'_>) {
+    /// Waits up to `timeout` for clients and for what they say, and answers with what `content` gives.
+    pub(crate) fn serve(&self, clients: &mut Clients, timeout: Duration, content: &mut Answerer<'_>) {
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
-        let ready = |listener| PollFd::from_borrowed_fd(AsFd::as_fd(listener), PollFlags::IN);
-        let mut ready: Vec<_> = self.listeners.iter().map(ready).collect();
+        let come = |listener| PollFd::from_borrowed_fd(AsFd::as_fd(listener), PollFlags::IN);
+        let mut ready: Vec<_> = self.listeners.iter().map(come).chain(clients.0.iter().map(Client::wait)).collect();
         // An interruption by a signal is one turn of the caller's loop.
         let _ = rustix::event::poll(&mut ready, Some(&timeout));
+        let now = Instant::now();
         for listener in &self.listeners {
-            if let Ok(stream) = listener.accept() {
+            // No more in one turn than there may be: others have theirs in the next.
+            (0..limits::METRICS_CLIENTS_MAX).map_while(|_| listener.accept().ok()).for_each(|socket| {
+                clients.0.push_back(Client::new(socket, listener.is_local(), now));
+            });
+        }
+        // Those who wait longest for nothing give way, but only after each had its turn.
+        clients.0.retain_mut(|client| client.advance(now, content));
+        let too_many = clients.0.len().saturating_sub(limits::METRICS_CLIENTS_MAX);
+        clients.0.drain(..too_many);
+    }
+}
+
+impl Client {
+    fn new(socket: OwnedFd, is_local: bool, now: Instant) -> Self {
+        let deadline = now + limits::METRICS_CLIENT_DEADLINE;
+        Self { socket, is_local, deadline, text: Vec::new(), has_asked: false }
+    }
+
+    fn wait(&self) -> PollFd<'_> {
+        PollFd::new(&self.socket, if self.has_asked { PollFlags::OUT } else { PollFlags::IN })
+    }
+
+    /// Goes on as far as it can without waiting; whether there is more to do.
+    fn advance(&mut self, now: Instant, content: &mut Answerer<'_>) -> bool {
+        if !self.has_asked {
+            let head = match self.read_head() {
+                Ok(head) => head,
+                Err(Errno::AGAIN) => return now < self.deadline,
+                Err(_) => return false,
+            };
+            self.text = answer(head.as_deref(), self.is_local, content).into_bytes();
+            self.has_asked = true;
+            self.deadline = now + limits::METRICS_CLIENT_DEADLINE;
+        }
+        match self.write() {
+            Ok(()) => {
                 // A client that went away misses nothing.
-                let _ = serve_client(stream, listener.is_local(), content);
+                let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+                false
+            }
+            Err(Errno::AGAIN) => now < self.deadline,
+            Err(_) => false,
+        }
+    }
+
+    /// The request up to its empty line, if it is not too long; `AGAIN` if more is to come.
+    fn read_head(&mut self) -> Result<Option<String>, Errno> {
+        let mut piece = [0; 1024];
+        while !self.text.windows(4).any(|end| end == b"\r\n\r\n") {
+            match rustix::net::recv(&self.socket, &mut piece[..], RecvFlags::DONTWAIT)?.0 {
+                0 => return Err(Errno::CONNRESET),
+                length => self.text.extend_from_slice(&piece[..length]),
+            }
+            if self.text.len() > limits::METRICS_REQUEST_BYTES_MAX {
+                return Ok(None);
             }
         }
+        Ok(Some(String::from_utf8_lossy(&self.text).into_owned()))
+    }
+
+    /// Writes what is left of the answer; `AGAIN` if the client must take some of it first.
+    fn write(&mut self) -> Result<(), Errno> {
+        while !self.text.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let sent = rustix::net::send(&self.socket, &self.text, flags)?;
+            self.text.drain(..sent);
+        }
+        Ok(())
     }
 }
 
@@ -176,10 +251,10 @@ impl Listener {
         }
     }
 
-    fn accept(&self) -> io::Result<Stream> {
+    fn accept(&self) -> io::Result<OwnedFd> {
         match self {
-            Self::Network(listener, _) => listener.accept().map(|(stream, _)| Stream::Network(stream)),
-            Self::Socket(listener, _) => listener.accept().map(|(stream, _)| Stream::Socket(stream)),
+            Self::Network(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
+            Self::Socket(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
         }
     }
 }
@@ -191,75 +266,6 @@ impl AsFd for Listener {
             Self::Socket(listener, _) => listener.as_fd(),
         }
     }
-}
-
-impl Stream {
-    /// Blocks from here on, for so long in each write.
-    fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
-        match self {
-            Self::Network(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_write_timeout(Some(write_timeout))
-            }
-            Self::Socket(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_write_timeout(Some(write_timeout))
-            }
-        }
-    }
-
-    /// Reads what comes within `timeout`.
-    fn read(&mut self, timeout: Duration, target: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Network(stream) => {
-                stream.set_read_timeout(Some(timeout))?;
-                stream.read(target)
-            }
-            Self::Socket(stream) => {
-                stream.set_read_timeout(Some(timeout))?;
-                stream.read(target)
-            }
-        }
-    }
-
-    /// Writes all of it, and no more after that.
-    fn write_last(&mut self, text: &str) -> io::Result<()> {
-        match self {
-            Self::Network(stream) => {
-                stream.write_all(text.as_bytes())?;
-                stream.shutdown(std::net::Shutdown::Write)
-            }
-            Self::Socket(stream) => {
-                stream.write_all(text.as_bytes())?;
-                stream.shutdown(std::net::Shutdown::Write)
-            }
-        }
-    }
-}
-
-fn serve_client(mut stream: Stream, is_local: bool, content: &mut Answerer<'_>) -> io::Result<()> {
-    stream.prepare(limits::METRICS_CLIENT_DEADLINE)?;
-    let head = read_head(&mut stream, Instant::now() + limits::METRICS_CLIENT_DEADLINE)?;
-    stream.write_last(&answer(head.as_deref(), is_local, content))
-}
-
-/// The request up to its empty line, if it is not too long.
-fn read_head(stream: &mut Stream, deadline: Instant) -> io::Result<Option<String>> {
-    let (mut head, mut piece) = (Vec::new(), [0; 1024]);
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match stream.read(left, &mut piece)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            length => head.extend_from_slice(&piece[..length]),
-        }
-        if head.len() > limits::METRICS_REQUEST_BYTES_MAX {
-            return Ok(None);
-        }
-    }
-    Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
 
 /// The whole answer to a request; `None` is one that is too long.
@@ -301,6 +307,9 @@ fn response(status: &str, kind: &str, body: &str, has_body: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -361,8 +370,9 @@ mod tests {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                let mut clients = Clients::default();
                 while !stop.load(Ordering::Relaxed) {
-                    server.serve(Duration::from_millis(5), &mut one_text);
+                    server.serve(&mut clients, Duration::from_millis(5), &mut one_text);
                 }
             });
             let result = client(&server);
@@ -371,21 +381,42 @@ mod tests {
         })
     }
 
-    fn connect(server: &WebServer) -> Stream {
+    trait Stream: Read + Write {}
+    impl Stream for TcpStream {}
+    impl Stream for UnixStream {}
+
+    fn connect(server: &WebServer) -> Box<dyn Stream> {
         match &server.listeners[0] {
-            Listener::Network(_, address) => Stream::Network(TcpStream::connect(address).unwrap()),
-            Listener::Socket(_, file) => Stream::Socket(UnixStream::connect(file.path()).unwrap()),
+            Listener::Network(_, address) => Box::new(TcpStream::connect(address).unwrap()),
+            Listener::Socket(_, file) => Box::new(UnixStream::connect(file.path()).unwrap()),
         }
     }
 
     fn ask(server: &WebServer, request: &[u8]) -> String {
         let (mut stream, mut answer) = (connect(server), Vec::new());
         // A server that turned a request away may reset the connection.
-        let _ = match &mut stream {
-            Stream::Network(stream) => stream.write_all(request).and_then(|()| stream.read_to_end(&mut answer)),
-            Stream::Socket(stream) => stream.write_all(request).and_then(|()| stream.read_to_end(&mut answer)),
-        };
+        let _ = stream.write_all(request).and_then(|()| stream.read_to_end(&mut answer));
         String::from_utf8(answer).unwrap()
+    }
+
+    #[test]
+    fn clients_that_say_nothing_keep_no_other_from_its_answer() {
+        with_server(&WebAddress::Network("127.0.0.1:0".parse().unwrap()), |server| {
+            // More than are kept; each would have been waited for, one after the other.
+            let slow: Vec<_> = (0..4 * limits::METRICS_CLIENTS_MAX)
+                .map(|_| {
+                    let mut stream = connect(server);
+                    stream.write_all(b"GET /metrics HT").unwrap();
+                    stream
+                })
+                .collect();
+            let start = Instant::now();
+            for _ in 0..20 {
+                assert!(ask(server, b"GET /metrics HTTP/1.1\r\n\r\n").ends_with("x 1\n"));
+            }
+            let one_by_one = limits::METRICS_CLIENT_DEADLINE * u32::try_from(slow.len()).unwrap();
+            assert!(start.elapsed() < one_by_one);
+        });
     }
 
     #[test]

@@ -163,7 +163,7 @@ fn users_without_root_are_told_so() {
     // By another process: a program that this one has open for writing, be it in a child of another thread, cannot be
     // run.
     run(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&binary)).done("cp");
-    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
     for arguments in [&["run", "--via", "swap", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]]
     {
         let mut command = Command::new(&binary);

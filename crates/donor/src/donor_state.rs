@@ -15,7 +15,6 @@ use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::proof::SessionName;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
-use crate::complaints::Complaints;
 use crate::connections::{Connections, Source};
 use crate::door::Door;
 use crate::handshake_rates::HandshakeRates;
@@ -25,6 +24,7 @@ use crate::listen::Peer;
 use crate::session::Session;
 use crate::shell::{Rest, Shell};
 use crate::slab_memory::SlabMemory;
+use spillway_fabric::complaints::Complaints;
 
 /// See the module text.
 #[derive(Debug)]

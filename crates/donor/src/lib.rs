@@ -12,7 +12,6 @@
 //! - [`donor`]: starting, stopping, draining.
 //! - [`listen`], `server`, [`connections`]: from a socket to a session. [`handshake_rates`]: how often;
 //!   `door`: where those wait that come too often.
-//!   [`complaints`]: what strangers cause in the log.
 //! - `conversation`: the control thread of one borrower; `session`: the session as all threads see it.
 //! - `donor_state`: what threads share; `shell`: from the Lender's outputs to what is done.
 //! - `housekeeper`: what happens in the background.
@@ -21,7 +20,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod complaints;
 pub mod config;
 pub mod connections;
 mod conversation;

@@ -11,9 +11,6 @@ pub const SESSIONS_MAX: usize = 256;
 /// some 16 data connections; each connection is a thread.
 pub const CONNECTIONS_MAX: usize = 1024;
 
-/// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
-pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
-
 /// How long a new connection waits for one that gave way to leave; that has been shut down, and has only to be
 /// scheduled.
 pub const ROOM_PATIENCE: Duration = Duration::from_secs(1);

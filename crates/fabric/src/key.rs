@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
+use spillway_sys::own_files::{self, Place, PlaceError, Way};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::control::host::random_bytes;
@@ -60,20 +61,9 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The file, or the directory in which others could replace it, is another user's.
-    #[error(
-        "{path} belongs to another user ({owner}), or others may write to its directory, so they could replace the cluster key; run: chown {user} {path} && chmod go-w {directory}"
-    )]
-    Replaceable {
-        /// The file.
-        path: PathBuf,
-        /// Its directory.
-        directory: PathBuf,
-        /// Whose the file or the directory is.
-        owner: u32,
-        /// The user that reads it.
-        user: u32,
-    },
+    /// Another user made the file, or could replace it.
+    #[error("the cluster key is not used: {0}")]
+    Replaceable(PlaceError),
     /// There is no such file, though it was named.
     #[error(
         "the cluster key file {path} does not exist; copy it from another machine of the cluster, or make the first one: spillway key new {path}"
@@ -187,17 +177,20 @@ impl ClusterKey {
         if path.file_name().is_some_and(|name| decode_hexadecimal(name.as_encoded_bytes()).is_some()) {
             return Err(KeyError::Secret);
         }
-        let io_error = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => KeyError::Missing { path: path.to_owned() },
-            _ => KeyError::Io { path: path.to_owned(), source },
-        };
-        let file = File::open(path).map_err(io_error)?;
+        let io_error = |source: io::Error| KeyError::Io { path: path.to_owned(), source };
+        let opened = Place::find(path, Way::Ours, true).and_then(|place| place.open_trusted());
+        let file = opened.map_err(|error| match error {
+            PlaceError::System { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                KeyError::Missing { path: path.to_owned() }
+            }
+            PlaceError::System { source, .. } => io_error(source),
+            _ => KeyError::Replaceable(error),
+        })?;
         let metadata = file.metadata().map_err(io_error)?;
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
         }
-        check_replaceable(path, &metadata)?;
         // Read into as much as it may have, so that no copy of it stays where a buffer grew.
         let mut text = Zeroizing::new(Vec::with_capacity(KEY_FILE_BYTES_MAX as usize + 1));
         file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(io_error)?;
@@ -241,9 +234,7 @@ impl ClusterKey {
     pub fn receive(text: &[u8], from: &Path, path: &Path) -> Result<Self, KeyError> {
         let given = Self::decode(text).ok_or_else(|| KeyError::Malformed { path: from.to_owned() })?;
         let io_error = |source| KeyError::Io { path: path.to_owned(), source };
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(io_error)?;
-        }
+        make_directory(path)?;
         given.store_new(path).map_err(io_error)?;
         let present = Self::load(path)?;
         if present == given {
@@ -318,9 +309,7 @@ impl ClusterKey {
             Err(KeyError::Missing { .. }) => {}
             outcome => return outcome,
         }
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(io_error)?;
-        }
+        make_directory(path)?;
         let key = Self::generate().map_err(io_error)?;
         key.store_new(path).map_err(io_error)?;
         Self::load(path)
@@ -360,28 +349,19 @@ impl Drop for Secret {
     }
 }
 
-/// Refuses a file that another user than root and this one owns, or whose directory lets others put another file in
-/// its place.
-fn check_replaceable(path: &Path, file: &Metadata) -> Result<(), KeyError> {
-    /// Users that may write to a directory with this bit may replace their own files only.
-    const STICKY: u32 = 0o1000;
-    let user = rustix::process::geteuid().as_raw();
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directory = std::fs::metadata(parent).map_err(|source| KeyError::Io { path: parent.to_owned(), source })?;
-    let is_trusted = |owner: u32| owner == 0 || owner == user;
-    let is_open = directory.mode() & 0o022 != 0 && directory.mode() & STICKY == 0;
-    let error = |owner| KeyError::Replaceable { path: path.to_owned(), directory: parent.to_owned(), owner, user };
-    match (is_trusted(file.uid()), is_trusted(directory.uid()) && !is_open) {
-        (false, _) => Err(error(file.uid())),
-        (true, false) => Err(error(directory.uid())),
-        (true, true) => Ok(()),
-    }
-}
-
 impl fmt::Debug for ClusterKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("ClusterKey(..)")
     }
+}
+
+/// Makes the directory of a key file, which tells strangers only that there is one.
+fn make_directory(path: &Path) -> Result<(), KeyError> {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    own_files::make_directories(directory, 0o755).map_err(|error| match error {
+        PlaceError::System { path, source } => KeyError::Io { path, source },
+        _ => KeyError::Replaceable(error),
+    })
 }
 
 fn encode_hexadecimal(bytes: &[u8; KEY_BYTES]) -> String {
@@ -490,7 +470,8 @@ mod tests {
         }
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
-            assert!(matches!(ClusterKey::load(&path), Err(KeyError::Replaceable { owner: 65534, .. })));
+            let refused = PlaceError::Foreign { path: path.clone(), owner: 65534, user: 0 }.to_string();
+            assert!(ClusterKey::load(&path).is_err_and(|error| error.to_string().ends_with(&refused)));
         }
     }
 

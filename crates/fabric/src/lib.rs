@@ -17,7 +17,7 @@
 //! - [`mod@file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 //! - [`plain_text`]: what of other machines' texts may reach a terminal.
-//! - [`key`]: the cluster's shared secret.
+//! - [`key`]: the cluster's shared secret. [`complaints`]: what strangers cause in a log.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 //! - [`membership`]: which machines belong to the cluster; [`site`]: where each stands.
 
@@ -25,6 +25,7 @@
 
 pub mod address;
 pub mod buffer_pool;
+pub mod complaints;
 pub mod completion;
 pub mod control;
 pub mod credit;

@@ -249,6 +249,9 @@ pub const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// An announcement of a number so high leaves its machine no room to contradict, so that it begins a new life: at one
 /// announcement in five seconds this is reached after centuries.
 pub const SEQUENCE_MAX: u32 = u32::MAX - (1 << 20);
+/// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
+pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());

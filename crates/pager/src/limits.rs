@@ -339,6 +339,12 @@ pub const REGIONS_MAX: usize = 512;
 /// MiB of address space once it has an evictor.
 pub const PROGRAMS_MAX: u32 = 256;
 
+/// Of these, such of one user that said nothing yet: other users have the rest.
+pub const GREETINGS_OF_USER_MAX: usize = 16;
+
+/// Hellos of programs that do not wait which are read in one turn, beside all else that the thread does.
+pub const NOTES_MAX: usize = 64;
+
 /// Programs whose greeting is under way at a time; others wait to be accepted.
 pub const GREETINGS_MAX: usize = 64;
 

@@ -13,7 +13,9 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
+use spillway_fabric::complaints::Complaints;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::userfaultfd::PageError;
@@ -64,6 +66,7 @@ pub struct PagerState {
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
     failures: Mutex<VecDeque<String>>,
+    complaints: Mutex<Complaints>,
     /// Blocks that may be huge pages again.
     pub huge_blocks: Mutex<HugeBlocks>,
     /// How the budget was exceeded, for the statistics.
@@ -99,6 +102,7 @@ impl PagerState {
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
+            complaints: Mutex::default(),
             huge_blocks: Mutex::default(),
             excess: Mutex::default(),
             staying: Mutex::default(),
@@ -267,15 +271,27 @@ impl PagerState {
         std::mem::take(&mut *lock(&self.wanted))
     }
 
-    /// Says `text`, and remembers it for the statistics; what is remembered is not said again.
+    /// Says `text`, and remembers it for the statistics; what is remembered is not said again. Programs can cause as
+    /// many texts as they like, so of those that there is no place for some are said now and then.
     pub fn fail(&self, text: String) {
         let mut failures = lock(&self.failures);
         if failures.contains(&text) {
             return;
         }
-        tracing::error!("{text}");
         if failures.len() < FAILURES_MAX {
+            tracing::error!("{text}");
             failures.push_back(text);
+            return;
+        }
+        drop(failures);
+        self.complain(&text);
+    }
+
+    /// Says now and then what processes cause that are maybe not of this run. Strangers can do that as often as they
+    /// like, so their processes are not named.
+    pub fn complain(&self, text: &str) {
+        if let Some(line) = lock(&self.complaints).take(text, Instant::now()) {
+            tracing::error!("{line}");
         }
     }
 

@@ -15,12 +15,13 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-#[cfg(target_arch = "x86_64")]
 use spillway_sys::call_notices::Probe;
+#[cfg(target_arch = "x86_64")]
+use spillway_sys::datagram_filter;
 
 use crate::protocol::{
     ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, NOTES_SUFFIX, PROBE_FLAGS, PROBE_STACK, Ready,
-    VERSION, Welcome, Words, probe_answer,
+    TOKEN_WORD, VERSION, Welcome, Words, probe_answer,
 };
 
 /// Programs that may wait to be accepted: a parallel build starts many at once.
@@ -144,11 +145,13 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Listens beside `address`, which is a path.
-    pub fn bind(address: &Address) -> io::Result<Self> {
+    /// Listens beside `address`, which is a path. What does not look like a hello with this token is thrown away by the
+    /// kernel: it neither wakes this process nor takes a place from one that waits.
+    pub fn bind(address: &Address, token: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         net::sockopt::set_socket_passcred(&socket, true)?;
+        datagram_filter::admit_only(&socket, MESSAGE_BYTES as u32, TOKEN_WORD as u32 * 8, token)?;
         net::bind(&socket, &Address::parse(&format!("{address}{NOTES_SUFFIX}"))?.socket_address()?)?;
         Ok(Self { socket })
     }
@@ -370,7 +373,7 @@ mod tests {
     fn a_note_comes_with_its_sender_and_a_descriptor() {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::parse(directory.path().join("pager").to_str().unwrap()).unwrap();
-        let notes = Notes::bind(&address).unwrap();
+        let notes = Notes::bind(&address, HELLO.token).unwrap();
         assert!(notes.next().unwrap().is_none());
         let sender = net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
         net::connect(&sender, &SocketAddrUnix::new(format!("{address}{NOTES_SUFFIX}")).unwrap()).unwrap();
@@ -382,8 +385,13 @@ mod tests {
         assert_eq!((note.peer.process, note.hello.unwrap()), (std::process::id(), HELLO));
         assert_eq!(note.peer.user, rustix::process::geteuid().as_raw());
         assert!(note.passed.is_some());
-        let stranger = notes.next().unwrap().expect("it was sent");
-        assert!(matches!(stranger.hello, Err(GreetingError::NotOurs)) && stranger.passed.is_none());
+        sender.send(&Hello { token: HELLO.token ^ 1 << 63, ..HELLO }.encode(), Some(file.as_fd())).unwrap();
+        assert!(notes.next().unwrap().is_none(), "strangers are not heard");
+        let mut other = HELLO.encode();
+        other[0] = 0;
+        sender.send(&other, None).unwrap();
+        let other = notes.next().unwrap().expect("it has the token");
+        assert!(matches!(other.hello, Err(GreetingError::NotOurs)) && other.passed.is_none());
     }
 
     fn meet(name: &str) -> (Visitor, Visitor) {

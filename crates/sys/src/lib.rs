@@ -33,7 +33,8 @@
 //! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
-//! - [`socket_file`]: a UNIX socket that listens at a path.
+//! - [`own_files`]: files of this user, which no other user can exchange. [`core_dumps`]: none of this process.
+//! - [`socket_file`]: a UNIX socket that listens at a path. [`datagram_filter`]: one that takes what has a secret.
 //! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -44,8 +45,10 @@ pub mod call_filter;
 #[cfg(target_arch = "x86_64")]
 pub mod call_notices;
 pub mod child;
+pub mod core_dumps;
 pub mod cpu_latency;
 pub mod cpu_list;
+pub mod datagram_filter;
 pub mod epoll;
 pub mod event;
 pub mod fuse;
@@ -60,6 +63,7 @@ pub mod memory_hierarchy;
 pub mod mount_point;
 pub mod moves_under_way;
 pub mod nbd;
+pub mod own_files;
 pub mod page_faults;
 pub mod pagemap;
 pub mod paging_safety;

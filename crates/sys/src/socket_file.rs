@@ -9,9 +9,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::Mode;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+
+use crate::own_files::{Place, Way};
 
 /// Clients that may wait to be accepted: as many as the standard library's listeners have.
 const WAITING_MAX: i32 = 128;
@@ -66,8 +70,11 @@ pub struct SocketFile {
 impl SocketFile {
     /// Listens at `path`. No process but those admitted can connect, also not for a moment.
     pub fn listen(path: &Path, admitted: Admitted) -> Result<(UnixListener, Self), SocketFileError> {
+        // From here on no other user changes which file the path means.
+        let failed = |source| SocketFileError::System { path: path.to_owned(), source };
+        Place::find(path, Way::Ours, false).map_err(|error| failed(error.into()))?;
         clear_stale(path)?;
-        Self::make(path, admitted).map_err(|source| SocketFileError::System { path: path.to_owned(), source })
+        Self::make(path, admitted).map_err(failed)
     }
 
     fn make(path: &Path, admitted: Admitted) -> io::Result<(UnixListener, Self)> {
@@ -75,7 +82,7 @@ impl SocketFile {
         // The file gets the socket's mode, less the umask (unix(7) does not say so; `unix_bind_bsd` in the kernel).
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(Admitted::Owner.mode()))?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        let file = Self { path: path.to_owned(), inode: fs::metadata(path)?.ino() };
+        let file = Self { path: path.to_owned(), inode: fs::symlink_metadata(path)?.ino() };
         if let Admitted::Group(group) = admitted {
             chown(path, None, Some(group))?;
         }
@@ -91,7 +98,7 @@ impl SocketFile {
 
     /// Removes the file, unless another process's took its place.
     pub fn remove(&self) {
-        if fs::metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
             // A file that cannot be removed is replaced by the next process that listens here.
             let _ = fs::remove_file(&self.path);
         }
@@ -104,6 +111,20 @@ impl Drop for SocketFile {
     }
 }
 
+/// Connects to the socket at `path`. A process that accepts none, and has as many that wait as it may, is waited for so
+/// long, or not at all.
+pub fn connect(path: &Path, patience: Option<Duration>) -> io::Result<UnixStream> {
+    let flags = if patience.is_none() { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?;
+    // connect(2) of such a socket waits as sends do.
+    set_socket_timeout(&socket, Timeout::Send, patience)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(None)?;
+    Ok(stream)
+}
+
 /// Removes the socket of a process that was killed.
 fn clear_stale(path: &Path) -> Result<(), SocketFileError> {
     let error = |source| SocketFileError::System { path: path.to_owned(), source };
@@ -114,7 +135,7 @@ fn clear_stale(path: &Path) -> Result<(), SocketFileError> {
     if !metadata.file_type().is_socket() {
         return Err(SocketFileError::NotASocket(path.to_owned()));
     }
-    match UnixStream::connect(path) {
+    match connect(path, None) {
         Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(error),
         _ => Err(SocketFileError::Answered(path.to_owned())),
     }

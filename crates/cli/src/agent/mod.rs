@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
+use spillway_sys::core_dumps;
 
 use self::carrying_out::{Leaving, Working};
 use self::cluster::role::ClusterRole;
@@ -64,7 +65,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         Interruption::watch_daemon().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     mend::mend_predecessor(&registry, Kind::Agent, "agent")?;
-    let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
+    let entry = registry.claim(Kind::Agent, "agent")?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let web = configuration.metrics.as_ref().map(Web::bind).transpose()?;
@@ -74,6 +75,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
         }
         None => None,
     };
+    core_dumps::hide_from_dumps();
     let signals = Signals { interruption, reload, configuration: &arguments.config };
     let work = || work(configuration, &registry, &sockets, &signals, donor.as_ref(), web.as_ref());
     let brought_back = match &web {

@@ -23,7 +23,7 @@ use crate::observation::{Observation, Thing};
 use crate::page::model::PageModel;
 use crate::page::{self, Part};
 use crate::registry::{Kind, Registry};
-use crate::web_server::{Content, Request, WebServer};
+use crate::web_server::{Clients, Content, Request, WebServer};
 
 /// The listening end, and what it gives.
 #[derive(Debug)]
@@ -124,25 +124,27 @@ impl<'a> Answers<'a> {
     }
 
     fn until(&mut self, is_over: &AtomicBool) {
-        let web = self.web;
+        let (web, mut clients) = (self.web, Clients::default());
         while !is_over.load(Ordering::SeqCst) {
             if web.has_page && self.page.is_due(self.start.elapsed()) {
                 self.look();
             }
-            web.server.serve(limits::METRICS_TURN, &mut |request| self.content(request));
+            web.server.serve(&mut clients, limits::METRICS_TURN, &mut |request| self.content(request));
         }
     }
 
     fn content(&mut self, request: &Request<'_>) -> Result<Content, String> {
+        if request.is_local && !request.host.is_none_or(is_this_machine) {
+            return Err(
+                "metrics and page are for clients that name this machine by its address or as localhost".to_owned()
+            );
+        }
         if request.path == metrics::PATH {
             return Ok(self.metrics.scrape(&self.observe()));
         }
         let Some(part) = page::part(request.path) else { return Err(self.signpost()) };
         if !self.web.has_page {
             return Err(self.signpost());
-        }
-        if request.is_local && !request.host.is_none_or(is_this_machine) {
-            return Err("this page is for browsers that name it by its address or as localhost".to_owned());
         }
         match part {
             Part::Asset(asset) => Ok(asset.content()),
@@ -236,7 +238,9 @@ mod tests {
         }
         let open = ask_from(&on, "/page.json", Some("node1:7071"), false);
         assert_eq!(open, Ok("application/json"), "told twice that other machines may connect");
-        assert!(ask(&on, "/metrics", Some("evil.example")).is_ok(), "as before: Prometheus may use any name");
+        assert!(ask(&on, "/metrics", Some("evil.example")).is_err(), "as the page");
+        assert!(ask(&off, "/metrics", Some("localhost:7071")).is_ok() && ask(&off, "/metrics", None).is_ok());
+        assert!(ask_from(&on, "/metrics", Some("node1:7071"), false).is_ok(), "Prometheus on another machine");
         assert!(ask(&on, "/x", None).unwrap_err().contains("the page is at /"));
     }
 }

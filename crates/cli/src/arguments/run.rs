@@ -187,6 +187,12 @@ pub(crate) struct BecomeArguments {
     /// The program's limit of open files
     #[arg(long)]
     pub(crate) open_files_max: Option<u64>,
+    /// The program's limit of a core file
+    #[arg(long)]
+    pub(crate) core_limit: Option<u64>,
+    /// Which memory the program's core has
+    #[arg(long)]
+    pub(crate) core_filter: Option<u64>,
     /// Socket at which to hand over what tells of the program's system calls
     #[arg(long)]
     pub(crate) tells_calls: Option<PathBuf>,

@@ -11,6 +11,7 @@ pub(crate) mod usage;
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -265,7 +266,8 @@ fn remove_directory(path: &Path, deadline: Instant) -> io::Result<()> {
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
-    match fs::create_dir(path) {
+    // Whatever the umask: in a group that others may write to they could make groups of their own.
+    match fs::DirBuilder::new().mode(0o755).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
         Ok(()) => Ok(()),

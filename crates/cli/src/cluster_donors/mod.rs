@@ -16,6 +16,7 @@ use crate::agent::cluster::view::ClusterView;
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
 use crate::limits;
+use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
 
@@ -50,7 +51,7 @@ pub(crate) fn resolve(
     let Some(agent) = agent else { return Ok(storage.clone()) };
     if let Some(view) = ask_for_cluster(&agent)? {
         let donors = choose(&view)?;
-        eprintln!("spillway: {}", donors.note(borrower.word()));
+        say!("spillway: {}", donors.note(borrower.word()));
         return Ok(donors.fill(storage));
     }
     let own = agent.path.join("donor.sock");

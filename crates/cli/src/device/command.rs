@@ -17,6 +17,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::swap_list;
+use crate::output::say;
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
@@ -88,7 +89,7 @@ pub(crate) fn start(
         ));
     }
     for line in mend::mend_all(registry)? {
-        eprintln!("spillway: {line}");
+        say!("spillway: {line}");
     }
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
@@ -96,11 +97,11 @@ pub(crate) fn start(
     let storage = storage_with_donors(registry, arguments, purpose)?;
     let launched = launched(name, arguments, &storage, purpose)?;
     if let Some(plan) = &launched.own_donors {
-        eprintln!("spillway: {}", plan.note("device"));
+        say!("spillway: {}", plan.note("device"));
     }
     let device = launch(registry, &launched, interruption)?;
     for note in device.notes() {
-        eprintln!("spillway: {note}");
+        say!("spillway: {note}");
     }
     Ok(device)
 }

@@ -109,7 +109,7 @@ fn verdict(status: ExitStatus, is_serving: bool) -> Verdict {
 impl Keeper {
     fn prepare(launched: &LaunchedDevice) -> Result<Self, Failure> {
         let registry = Registry::open().map_err(Failure::failed)?;
-        let entry = registry.claim(Kind::Device, &launched.name).map_err(Failure::failed)?;
+        let entry = registry.claim(Kind::Device, &launched.name)?;
         // Before this process locks its memory and gets the kernel's protection, which are not theirs.
         let (launched, own_donors) = with_own_donors(launched, &entry)?;
         let mut notes = Vec::new();

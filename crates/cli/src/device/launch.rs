@@ -16,6 +16,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::log_writer;
 use crate::machine::process::{open_log, wait_for};
+use crate::output::say;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
@@ -119,7 +120,7 @@ pub(crate) fn launch(
 /// Tells the user of donors that were named and could not be reached, each given as its address and the reason.
 pub(crate) fn tell_missing(donors: &[String]) {
     for donor in donors {
-        eprintln!("spillway: starts without a donor, which is tried again: {donor}");
+        say!("spillway: starts without a donor, which is tried again: {donor}");
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use spillway_sys::mount_point::GuardedPlace;
+use spillway_sys::own_files;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::plan::PrefetchPlan;
@@ -147,7 +148,7 @@ impl DeviceRecord {
     }
 
     pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
-        fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
+        Ok(own_files::replace(&entry.join("device.json"), 0o600, &serde_json::to_vec(self)?)?)
     }
 }
 

@@ -21,6 +21,7 @@ use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
+use spillway_sys::core_dumps;
 use spillway_sys::paging_safety;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
@@ -199,6 +200,7 @@ impl Server {
         write(&record)?;
         let socket = entry.join("status.sock");
         let sockets = StatusServer::bind(&socket).map_err(|error| Failure::during(socket.display(), error))?;
+        core_dumps::hide_from_dumps();
         if let Err(error) = sandbox::deny_calls_of_others(Borrower::Server) {
             notes.push(format!("system calls that serving does not need are not denied: {error}"));
         }

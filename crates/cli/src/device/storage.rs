@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use spillway_sys::own_files;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::arguments::StorageArguments;
@@ -74,8 +75,8 @@ pub(crate) fn backing(
 
 fn default_backing(name: &str) -> Result<PathBuf, Failure> {
     let directory = backing_directory();
-    fs::create_dir_all(&directory)
-        .map_err(|error| Failure::Failed(format!("{}: {error}; name a file with --backing", directory.display())))?;
+    own_files::make_directories(&directory, 0o755)
+        .map_err(|error| Failure::Failed(format!("{error}; name a file with --backing")))?;
     Ok(directory.join(format!("{name}.backing")))
 }
 

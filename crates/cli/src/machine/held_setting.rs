@@ -10,6 +10,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::own_files;
+
+use super::lock;
 
 /// What an entry says of a setting that its owner needs. The other names are those of the first version, for a device
 /// that is older than this program.
@@ -115,9 +118,7 @@ impl Drop for HeldSetting {
 impl Record {
     fn write(&self, entry: &Path, file: &str) -> io::Result<()> {
         // Whole or not at all: its owner may be told by another process, which may be killed meanwhile.
-        let new = entry.join(format!("{file}.new"));
-        fs::write(&new, serde_json::to_vec(self)?)?;
-        fs::rename(new, entry.join(file))
+        Ok(own_files::replace(&entry.join(file), 0o600, &serde_json::to_vec(self)?)?)
     }
 
     /// Whether no other process needs the setting, and no process has changed it.
@@ -138,9 +139,7 @@ fn siblings(entry: &Path) -> &Path {
 
 /// One owner at a time looks which of them need the setting, until the file is closed.
 fn lock(entry: &Path) -> io::Result<File> {
-    let directory = File::open(siblings(entry))?;
-    directory.lock()?;
-    Ok(directory)
+    lock::lock(&siblings(entry).join("lock")).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// What the other entries say. A dead owner needs it too: what it started may go on, until it is mended.

@@ -5,6 +5,7 @@
 //! - [`held_setting`]: settings of the kernel that are held at a value and put back. [`reserve`]: free pages that the
 //!   kernel keeps back while the machine swaps to us; [`swap_read_ahead`]: pages that it reads ahead from swap.
 //! - [`swap_list`]: which swap areas are on.
+//! - [`lock`]: locks between processes of one user.
 //! - [`filesystem`]: what a path lies on. [`group`]: the number of a group of users.
 //! - [`executable`]: whether the pager's library can be loaded into a program.
 //! - [`system`]: where such facts are read from.
@@ -14,6 +15,7 @@ pub(crate) mod executable;
 pub(crate) mod filesystem;
 pub(crate) mod group;
 pub(crate) mod held_setting;
+pub(crate) mod lock;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod reserve;

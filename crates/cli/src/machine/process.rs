@@ -6,13 +6,13 @@
 //! removed as long as it may live.
 
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Child;
 use std::time::Instant;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+use spillway_sys::own_files;
 
 use super::waiting::wait_until;
 
@@ -82,10 +82,7 @@ pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
 
 /// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
 pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
-    let log = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
-    // One that an older version made.
-    log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    Ok(log)
+    Ok(own_files::append_private(path)?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::process::Signal;
+use spillway_sys::core_dumps::CoreDumps;
 
 use super::calls;
 use super::descriptors::restore_limit;
@@ -27,6 +28,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return Failure::during("the program's limit of open files", error);
     }
+    if let Some(limit) = arguments.core_limit
+        && let Err(error) = restore_core_dumps(limit, arguments.core_filter)
+    {
+        return Failure::during("the program's limit of core files", error);
+    }
     if let Some(socket) = &arguments.tells_calls
         && let Err(failure) = calls::tell(socket, arguments.tells_forks, arguments.tells_shared_memory)
     {
@@ -42,6 +48,12 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
         Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
     Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
+}
+
+/// What the user allows the program to dump; all bits of `limit` are no limit.
+fn restore_core_dumps(limit: u64, filter: Option<u64>) -> std::io::Result<()> {
+    let limit_bytes = (limit != u64::MAX).then_some(limit);
+    CoreDumps { limit_bytes, filter }.set()
 }
 
 /// `NAME=VALUE`, split.

@@ -28,6 +28,8 @@ pub(crate) mod via_pager;
 pub(crate) mod via_swap;
 pub(crate) mod watch;
 
+use std::path::Path;
+
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
@@ -39,6 +41,8 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::mend;
+use crate::output::say;
+use crate::output_file::OutputFile;
 use crate::registry::Registry;
 use crate::size::{LocalBudget, human};
 
@@ -67,6 +71,11 @@ fn budget_of(arguments: &RunArguments, least_bytes: u64) -> Result<Budget, Failu
     Ok(Budget::automatic(arguments.slowdown.unwrap_or(limits::SLOWDOWN), least_bytes, all_bytes))
 }
 
+/// The file that the run's figures are written to at its end.
+fn statistics_file(path: &Path) -> Result<OutputFile, Failure> {
+    OutputFile::open(path).map_err(|error| Failure::during(format_args!("--stats {}", path.display()), error))
+}
+
 /// Runs the program; gives how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
@@ -74,15 +83,16 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         return Err(Failure::usage("--slowdown is for --local auto; write `--local auto` too, or leave it out"));
     }
     let program = program::find(&arguments.program)?;
+    let statistics = arguments.stats.as_deref().map(statistics_file).transpose()?;
     let choice = via::choose(arguments, program.file())?;
     via::check_options(choice.way, arguments)?;
     check_local(choice.way, arguments.local)?;
     let registry = Registry::open().map_err(Failure::failed)?;
     for line in mend::mend_all(&registry)? {
-        eprintln!("spillway: {line}");
+        say!("spillway: {line}");
     }
     match choice.way {
-        Way::Swap => via_swap::run(arguments, registry, &program, choice, &interruption),
-        Way::Pager => via_pager::run(arguments, registry, &program, choice, &interruption),
+        Way::Swap => via_swap::run(arguments, registry, &program, choice, statistics.as_ref(), &interruption),
+        Way::Pager => via_pager::run(arguments, registry, &program, choice, statistics.as_ref(), &interruption),
     }
 }

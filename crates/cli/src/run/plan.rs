@@ -29,6 +29,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::filesystem::FileSystem;
 use crate::machine::memory::Memory;
+use crate::output::say;
 use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use crate::registry::{Kind, Registry};
 
@@ -132,7 +133,7 @@ impl Plan {
     /// Starts the donors of its own, if it needs any, and says so.
     pub(crate) fn start_own_donors(&self, interruption: &Interruption) -> Result<OwnDonors, Failure> {
         let Some(plan) = &self.own_donors else { return Ok(OwnDonors::default()) };
-        eprintln!("spillway: {}", plan.note("program"));
+        say!("spillway: {}", plan.note("program"));
         OwnDonors::start(plan, &donor_prefix(&self.name), &self.sockets, &|| interruption.check())
     }
 

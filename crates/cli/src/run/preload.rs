@@ -1,8 +1,8 @@
 //! The library that paged programs load, as a file that their dynamic loader finds.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use spillway_sys::own_files;
 
 use crate::failure::Failure;
 
@@ -11,17 +11,16 @@ use crate::failure::Failure;
 pub(crate) fn write(directory: &Path, programs_fork: bool) -> Result<PathBuf, Failure> {
     let path = directory.join("libspillway.so");
     let library = if programs_fork { spillway_stub::LIBRARY } else { spillway_stub::LIBRARY_TELLING_FORKS };
-    let write = || -> std::io::Result<()> {
-        fs::write(&path, library)?;
-        // Mapped and executed by programs, and never changed.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o555))
-    };
-    write().map_err(|error| Failure::during(path.display(), error))?;
+    // Mapped and executed by programs, and never changed.
+    own_files::replace(&path, 0o555, library).map_err(Failure::failed)?;
     Ok(path)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -23,6 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
+use spillway_sys::core_dumps::CoreDumps;
 
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use crate::interruption::Interruption;
@@ -86,6 +87,16 @@ impl Becoming {
         arguments.extend(self.has_small_pages.then(|| "--small-pages".into()));
         arguments
     }
+}
+
+/// What the program may dump, as arguments of the hidden command: what its user wants, and not what this process may.
+fn own_core_dumps(before: Option<CoreDumps>) -> Vec<OsString> {
+    let Some(CoreDumps { limit_bytes, filter }) = before else { return Vec::new() };
+    let mut arguments = vec!["--core-limit".into(), limit_bytes.unwrap_or(u64::MAX).to_string().into()];
+    if let Some(mask) = filter {
+        arguments.extend(["--core-filter".into(), mask.to_string().into()]);
+    }
+    arguments
 }
 
 /// How the program ended.
@@ -174,6 +185,7 @@ impl Program {
         let mut child = Command::new(binary)
             .arg("become-program")
             .args(becoming.arguments())
+            .args(own_core_dumps(CoreDumps::before()))
             .arg("--file")
             .arg(&found.file)
             .arg("--")

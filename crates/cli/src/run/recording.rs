@@ -6,7 +6,7 @@ use spillway_pager::fault::recording::RecordingConfig;
 use spillway_policy::trace::Kind;
 use spillway_policy::trace::fault_log::{FaultLog, LogCounts};
 
-use crate::failure::Failure;
+use crate::output::say;
 use crate::size::human;
 use crate::trace_file::TraceFile;
 
@@ -32,15 +32,18 @@ impl Recording {
         RecordingConfig { kind: self.kind, room_bytes: self.room() }
     }
 
-    /// Writes the trace, and says what it has.
-    pub(crate) fn deliver(&self, log: &FaultLog) -> Result<(), Failure> {
-        let size_bytes = self.file.fill(|target| log.write_to(target))?;
+    /// Writes the trace, and says what it has. The program has ended by itself: a trace that cannot be written does not
+    /// change how the run ends.
+    pub(crate) fn deliver(&self, log: &FaultLog) {
+        let size_bytes = match self.file.fill(|target| log.write_to(target)) {
+            Ok(size_bytes) => size_bytes,
+            Err(failure) => return say!("spillway: {failure}"),
+        };
         let counts = log.counts();
-        eprintln!("spillway: {} to {} ({})", told(&counts), self.file.path().display(), human(size_bytes));
+        say!("spillway: {} to {} ({})", told(&counts), self.file.path().display(), human(size_bytes));
         for loss in losses(&counts, self.room_bytes) {
-            eprintln!("spillway: {loss}");
+            say!("spillway: {loss}");
         }
-        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a run tells at its end: JSON for `--stats`, a few lines for `--summary`.
 
+use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,7 +10,8 @@ use super::program::Ending;
 use super::watch::RunReport;
 use crate::arguments::run::RunArguments;
 use crate::bandwidth_report;
-use crate::failure::Failure;
+use crate::output::{self, say};
+use crate::output_file::OutputFile;
 use crate::prefetch_report;
 use crate::size::human;
 use crate::staying_report;
@@ -65,18 +67,23 @@ impl Statistics {
         }
     }
 
-    /// Writes what was asked for, and what the user must know.
-    pub(crate) fn deliver(&self, arguments: &RunArguments) -> Result<(), Failure> {
+    /// Writes what was asked for, and what the user must know. The program has ended by itself, so nothing that cannot
+    /// be written changes how the run ends.
+    pub(crate) fn deliver(&self, has_summary: bool, file: Option<&OutputFile>) {
         for warning in self.warnings() {
-            eprintln!("spillway: {warning}");
+            say!("spillway: {warning}");
         }
-        if arguments.summary {
-            eprint!("{}", self.summary());
+        if has_summary {
+            output::tell(format_args!("{}", self.summary()));
         }
-        let Some(path) = &arguments.stats else { return Ok(()) };
-        let mut text = serde_json::to_string_pretty(self).map_err(Failure::failed)?;
-        text.push('\n');
-        std::fs::write(path, text).map_err(|error| Failure::during(path.display(), error))
+        let Some(file) = file else { return };
+        let written = file.fill(|target| {
+            serde_json::to_writer_pretty(&mut *target, self)?;
+            target.write_all(b"\n")
+        });
+        if let Err(error) = written {
+            say!("spillway: the run's figures cannot be written to {}: {error}", file.path().display());
+        }
     }
 
     fn traffic(&self, pointer: &str) -> f64 {

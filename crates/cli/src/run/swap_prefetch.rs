@@ -21,6 +21,7 @@ use crate::cgroup::MemoryGroup;
 use crate::cgroup::strays::{self, Stray};
 use crate::cgroup::usage::GroupUsage;
 use crate::machine::swap_read_ahead::ReadAheadAside;
+use crate::output::say;
 use crate::prefetch_report::PrefetchReport;
 
 /// Prefetching of one run.
@@ -41,7 +42,7 @@ impl SwapPrefetching {
         let headroom = Headroom::default();
         let mut this = Self { policy, headroom, prefetching: None, aside: None, problem: None };
         if let Err(problem) = this.try_start(entry) {
-            eprintln!("spillway: {problem}; the kernel's read-ahead stays");
+            say!("spillway: {problem}; the kernel's read-ahead stays");
             (this.prefetching, this.problem) = (None, Some(problem));
         }
         this

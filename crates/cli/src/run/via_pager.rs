@@ -33,6 +33,8 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
+use crate::output::say;
+use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 use crate::sandbox::{self, Borrower};
@@ -46,10 +48,11 @@ pub(crate) fn run(
     registry: Registry,
     program: &Found,
     choice: Choice,
+    statistics: Option<&OutputFile>,
     interruption: &Interruption,
 ) -> Result<Ending, Failure> {
     let plan = Plan::make(arguments, &registry)?;
-    let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
+    let entry = registry.claim(Kind::Run, &plan.name)?;
     let mut budget = super::budget_of(arguments, BUDGET_BYTES_MIN)?;
     let donors = OwnDonors::default();
     let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
@@ -61,7 +64,7 @@ pub(crate) fn run(
     }
     let mut run = Run { registry, plan, programs_fork, open_files_max: None, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
-    let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
+    let outcome = run.run_program(program, arguments, choice, &mut budget, statistics, interruption);
     let down = run.take_down();
     let ending = outcome?;
     down.map(|()| ending)
@@ -110,6 +113,7 @@ impl Run {
         arguments: &RunArguments,
         choice: Choice,
         budget: &mut Budget,
+        statistics: Option<&OutputFile>,
         interruption: &Interruption,
     ) -> Result<Ending, Failure> {
         let paged = self.pager.as_ref().ok_or_else(|| Failure::failed("the run was not set up"))?;
@@ -129,7 +133,7 @@ impl Run {
                 paged.pager.take_call_notices(listener, !self.programs_fork);
                 program.goes_on()?;
             }
-            Told::Refused(error) => eprintln!("spillway: {}", calls::without(&error)),
+            Told::Refused(error) => say!("spillway: {}", calls::without(&error)),
             Told::Ended => {}
         }
         // Only now: the program and donors of the run's own must not have it.
@@ -138,10 +142,10 @@ impl Run {
         }
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
-        let statistics = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);
-        statistics.deliver(arguments)?;
+        let told = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);
+        told.deliver(arguments.summary, statistics);
         if let Some(recording) = &arguments.recording {
-            paged.pager.with_fault_log(|log| recording.deliver(log)).transpose()?;
+            paged.pager.with_fault_log(|log| recording.deliver(log));
         }
         Ok(ending)
     }
@@ -161,7 +165,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Err(failure) = self.take_down() {
-            eprintln!("spillway: {failure}");
+            say!("spillway: {failure}");
         }
     }
 }

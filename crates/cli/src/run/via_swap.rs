@@ -24,6 +24,8 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::swap_list;
+use crate::output::say;
+use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 use crate::size::LocalBudget;
@@ -48,15 +50,16 @@ pub(crate) fn run(
     registry: Registry,
     program: &Found,
     choice: Choice,
+    statistics: Option<&OutputFile>,
     interruption: &Interruption,
 ) -> Result<Ending, Failure> {
     let hierarchy = check_machine()?;
     let plan = Plan::make(arguments, &registry)?;
-    let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
+    let entry = registry.claim(Kind::Run, &plan.name)?;
     let donors = OwnDonors::default();
     let mut run = Run { registry, plan, hierarchy, group: None, device: None, donors, down: false, entry };
     run.set_up(arguments.local, interruption)?;
-    let outcome = run.run_program(program, arguments, choice, interruption);
+    let outcome = run.run_program(program, arguments, choice, statistics, interruption);
     let down = run.take_down();
     let ending = outcome?;
     down.map(|()| ending)
@@ -109,7 +112,7 @@ impl Run {
         swap_area::on(device.path(), priority).map_err(Failure::failed)?;
         for rival in swap_list::rivals(&areas, device.path(), priority) {
             let path = rival.path.display();
-            eprintln!(
+            say!(
                 "spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that"
             );
         }
@@ -123,6 +126,7 @@ impl Run {
         program: &Found,
         arguments: &RunArguments,
         choice: Choice,
+        statistics: Option<&OutputFile>,
         interruption: &Interruption,
     ) -> Result<Ending, Failure> {
         let (Some(group), Some(device)) = (&self.group, &self.device) else {
@@ -149,11 +153,12 @@ impl Run {
             pager: Value::Null,
             prefetch: prefetching.report(),
         };
-        let statistics = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
-        statistics.deliver(arguments)?;
+        let told = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
+        told.deliver(arguments.summary, statistics);
         if let (Some(recording), Some(log)) = (recording, log) {
-            let delivered = log.finish(|log| recording.deliver(log));
-            delivered.map_err(|error| Failure::during("recording page faults", error))??;
+            if let Err(error) = log.finish(|log| recording.deliver(log)) {
+                say!("spillway: recording page faults: {error}");
+            }
         }
         Ok(ending)
     }
@@ -170,7 +175,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Err(failure) = self.take_down() {
-            eprintln!("spillway: {failure}");
+            say!("spillway: {failure}");
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::interruption::Interruption;
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::log_writer::ChangeLog;
 use crate::machine::memory::Memory;
+use crate::output::say;
 use crate::registry::Entry;
 use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
@@ -208,7 +209,7 @@ pub(crate) fn watch(
     std::thread::scope(|scope| {
         match &server {
             Ok(server) => drop(scope.spawn(|| answer(server, governed, &report, &ended))),
-            Err(error) => eprintln!("spillway: `status` cannot see this run: {error}"),
+            Err(error) => say!("spillway: `status` cannot see this run: {error}"),
         }
         let mut interval = Duration::ZERO;
         let begun = Instant::now();
@@ -244,9 +245,7 @@ fn wait_for_left_behind(
     while governed.dependents() > 0 && interruption.signal().is_none() {
         if !is_told && start.elapsed() > limits::LEFT_BEHIND_NOTICE {
             let count = governed.dependents();
-            eprintln!(
-                "spillway: the program ended and left {count} process(es) that live on this run; Ctrl-C ends them"
-            );
+            say!("spillway: the program ended and left {count} process(es) that live on this run; Ctrl-C ends them");
             is_told = true;
         }
         std::thread::sleep(adjust(governed, budget, report, begun.elapsed()));
@@ -267,10 +266,10 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
     report.take(usage, budget.limit_bytes());
     report.relief_bytes_max = report.relief_bytes_max.max(budget.relief_bytes());
     if let Some(told) = report.reached_lend() {
-        eprintln!("spillway: {told}");
+        say!("spillway: {told}");
     }
     if let Some(told) = report.thrash_of_files() {
-        eprintln!("spillway: {told}");
+        say!("spillway: {told}");
     }
     budget.interval(&usage, |limit_bytes| governed.interval_at_limit(limit_bytes))
 }

@@ -16,6 +16,7 @@ mod calls;
 mod denied_calls;
 
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -198,7 +199,7 @@ impl Restricting {
 /// makes and removes one of its own with the first and last device. It uses one that exists, and leaves it.
 fn make_rdma_directory() {
     // Refused without root: devices that come later are then no donor's in a sandbox.
-    let _ = std::fs::create_dir(RDMA_DEVICES);
+    let _ = std::fs::DirBuilder::new().mode(0o755).create(RDMA_DEVICES);
 }
 
 impl Sandbox {

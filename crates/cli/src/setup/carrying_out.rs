@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::{Read, stdin};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use spillway_fabric::key::ClusterKey;
+use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
@@ -60,13 +60,11 @@ fn key_text(from: Option<&Path>) -> std::io::Result<Vec<u8>> {
 
 /// Whole or not at all.
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let failed = |error| Failure::during(path.display(), error);
-    fs::create_dir_all(path.parent().expect("every file lies in a directory")).map_err(failed)?;
-    let new = path.with_extension("new");
-    fs::write(&new, text).map_err(failed)?;
-    // Also where the user's umask takes more away: it holds no secret.
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o644)).map_err(failed)?;
-    fs::rename(&new, path).map_err(failed)
+    let directory = path.parent().expect("every file lies in a directory");
+    // The file has this mode also where the user's umask takes more away: it holds no secret.
+    let written =
+        own_files::make_directories(directory, 0o755).and_then(|()| own_files::replace(path, 0o644, text.as_bytes()));
+    written.map_err(Failure::failed)
 }
 
 fn run(words: &[&str]) -> Result<(), Failure> {

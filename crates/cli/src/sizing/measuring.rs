@@ -14,6 +14,7 @@ use super::trials::{SHARES_PERCENT, Trial, Trials};
 use crate::arguments::sizing::SizingArguments;
 use crate::failure::{EXIT_DONE, Failure};
 use crate::interruption::Interruption;
+use crate::output::say;
 use crate::run::program::{self, Ending};
 use crate::size::human;
 
@@ -29,7 +30,7 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let told = |text: &str| {
         if !arguments.output.json {
-            eprintln!("spillway: {text}");
+            say!("spillway: {text}");
         }
     };
     let runs = SHARES_PERCENT.len() + 1;
@@ -40,7 +41,7 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
     let ending = Ending::from(until_end(&mut alone, &interruption)?);
     let seconds_alone = began.elapsed().as_secs_f64();
     if ending != Ending::Exited(EXIT_DONE) {
-        eprintln!("spillway: the program failed by itself, so nothing was measured");
+        say!("spillway: the program failed by itself, so nothing was measured");
         return Ok(ending);
     }
     let directory = tempfile::tempdir().map_err(|error| Failure::during("a directory for statistics", error))?;

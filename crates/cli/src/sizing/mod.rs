@@ -13,6 +13,7 @@ mod trials;
 mod watching;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ use crate::failure::{EXIT_DONE, Failure};
 use crate::interruption::Interruption;
 use crate::limits::{SIZING_PAGE_IN_US, SIZING_SECONDS};
 use crate::output;
+use crate::output_file::OutputFile;
 use crate::run::program::{self, Becoming, Ending, Program};
 use crate::trace::loaded::Loaded;
 
@@ -38,7 +40,7 @@ const INTERRUPTION_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) fn execute(arguments: &SizingArguments) -> Result<Ending, Failure> {
     if let Some(file) = &arguments.svg {
         // Before a long look, not after it.
-        std::fs::write(file, "").map_err(|error| Failure::during(file.display(), error))?;
+        OutputFile::open(file).map_err(Failure::failed)?;
     }
     if let Some(file) = &arguments.trace {
         tell(arguments, &of_trace(file, arguments)?)?;
@@ -145,7 +147,9 @@ fn tell_all(
     told: &str,
 ) -> Result<(), Failure> {
     if let Some(file) = &arguments.svg {
-        std::fs::write(file, picture::svg(found)).map_err(|error| Failure::during(file.display(), error))?;
+        let picture = OutputFile::open(file).map_err(Failure::failed)?;
+        let drawn = picture.fill(|target| target.write_all(picture::svg(found).as_bytes()));
+        drawn.map_err(|error| Failure::during(file.display(), error))?;
     }
     let text = if arguments.output.json {
         serde_json::to_string_pretty(report).map_err(Failure::failed)? + "\n"

@@ -124,7 +124,7 @@ fn qemu_keeps_its_images_at_donors() {
 fn a_user_without_any_right_serves_a_disk_from_his_own_donor() {
     let Some(stage) = Stage::set_beside_others(&["nbdcopy"]) else { return };
     let place = support::registry_directory();
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let binary = place.path().join("spillway");
     // By another process: a program that this one has open for writing cannot be run.
     support::run(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&binary)).done("cp");

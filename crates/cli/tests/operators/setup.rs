@@ -110,3 +110,19 @@ fn scripts_set_up_a_first_and_a_second_machine_with_one_key() {
     assert!(!refused.status.success() && refused.errors.contains("another key"), "{}", refused.errors);
     assert_eq!(key(&first), key(&second));
 }
+
+#[test]
+fn no_file_and_no_directory_can_be_written_by_others_whatever_the_umask() {
+    let directory = support::disk_directory();
+    let place = directory.path();
+    let answers = ["--lend", "64M", "--key", "new", "--yes"];
+    let command = setup(place, &answers);
+    let mut without = Command::new("sh");
+    without.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+    without.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    run(&mut without).done("setup");
+    for name in ["etc", "etc/spillway.d", "etc/spillway.d/10-setup.toml", "etc/cluster.key"] {
+        let mode = fs::metadata(place.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{name}: {mode:o}");
+    }
+}

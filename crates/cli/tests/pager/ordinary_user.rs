@@ -31,7 +31,7 @@ impl Place {
     pub(crate) fn new(stage: &Stage) -> Option<Self> {
         let directory = support::registry_directory();
         let own = directory.path();
-        fs::set_permissions(own, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(own, fs::Permissions::from_mode(0o1777)).unwrap();
         fs::copy(env!("CARGO_BIN_EXE_spillway"), own.join("spillway")).unwrap();
         // On a disk, because memory file systems often allow no device nodes.
         let node = stage.disk().join("userfaultfd");

@@ -1,12 +1,15 @@
 //! Choosing and preparing a backing file. Every refusal says what is wrong with the choice and what to do instead.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{self, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use spillway_sys::own_files::{Place, PlaceError, Way};
 
 use super::filler::FileFiller;
 use super::writer::FileWriter;
@@ -23,13 +26,16 @@ const LOCK_POLL: Duration = Duration::from_millis(10);
 #[derive(Debug, thiserror::Error)]
 pub enum BackingError {
     /// It cannot be opened.
-    #[error("cannot open the backing file {path}: {errno}; name a file that this user may create and write")]
+    #[error("cannot open the backing file {path}: {source}; name a file that this user may create and write")]
     Open {
         /// The file.
         path: PathBuf,
         /// Why.
-        errno: Errno,
+        source: io::Error,
     },
+    /// It is a link, or another user's, or another user could replace it.
+    #[error("the backing file would get pages of memory, which are secret, and is not used: {0}")]
+    NotOurs(PlaceError),
     /// A directory, device, pipe or socket.
     #[error("the backing file {0} is not a regular file; name a file, it is made when it does not exist")]
     NotAFile(PathBuf),
@@ -82,13 +88,14 @@ impl BackingFile {
     /// Opens the file at `path`, or makes it (mode 0600, sparse), for `size_bytes`. A file made here and refused is
     /// removed.
     pub fn prepare(path: &Path, size_bytes: u64) -> Result<Self, BackingError> {
-        let (file, is_new) = open(path)?;
-        let prepared = prepare_open(path, file, size_bytes);
+        let (place, file, is_new) = open(path)?;
+        let prepared = prepare_open(path, &file, size_bytes);
         if prepared.is_err() && is_new {
             // Best effort: the refusal itself is what matters.
-            let _ = fs::unlink(path);
+            let _ = place.remove(&file);
         }
-        prepared
+        let buffered_reason = prepared?;
+        Ok(Self { file: file.into(), size_bytes, buffered_reason })
     }
 
     /// As [`BackingFile::prepare`], but a file that another process has is waited for, at most `patience`: one that
@@ -135,54 +142,48 @@ impl BackingFile {
     }
 }
 
-fn open(path: &Path) -> Result<(OwnedFd, bool), BackingError> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
-        Ok(file) => return Ok((file, true)),
-        Err(Errno::EXIST) => {}
-        Err(errno) => return Err(BackingError::Open { path: path.to_owned(), errno }),
-    }
-    match fs::open(path, flags | OFlags::NONBLOCK, mode) {
-        Ok(file) => Ok((file, false)),
-        Err(Errno::ISDIR | Errno::NXIO) => Err(BackingError::NotAFile(path.to_owned())),
-        Err(errno) => Err(BackingError::Open { path: path.to_owned(), errno }),
-    }
+fn open(path: &Path) -> Result<(Place, File, bool), BackingError> {
+    let opened = Place::find(path, Way::Ours, false).and_then(|place| {
+        let (file, is_new) = place.open_or_create(OFlags::RDWR, 0o600)?;
+        Ok((place, file, is_new))
+    });
+    opened.map_err(|error| match error {
+        PlaceError::NotAFile(path) => BackingError::NotAFile(path),
+        PlaceError::System { path, source } => BackingError::Open { path, source },
+        _ => BackingError::NotOurs(error),
+    })
 }
 
-fn prepare_open(path: &Path, file: OwnedFd, size_bytes: u64) -> Result<BackingFile, BackingError> {
+/// Refuses what cannot hold the copies, and makes the file ready; why it is not read and written directly, if so.
+fn prepare_open(path: &Path, file: &File, size_bytes: u64) -> Result<Option<String>, BackingError> {
     let system = |doing| move |errno| BackingError::System { path: path.to_owned(), doing, errno };
-    let status = fs::fstat(&file).map_err(system("stat"))?;
-    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
-        return Err(BackingError::NotAFile(path.to_owned()));
-    }
-    let magic = fs::fstatfs(&file).map_err(system("statfs"))?.f_type as u64;
+    let status = fs::fstat(file).map_err(system("stat"))?;
+    let magic = fs::fstatfs(file).map_err(system("statfs"))?.f_type as u64;
     if IN_MEMORY_MAGICS.contains(&(magic & 0xffff_ffff)) {
         return Err(BackingError::InMemory(path.to_owned()));
     }
     if Mode::from_raw_mode(status.st_mode).intersects(Mode::RWXG | Mode::RWXO) {
         return Err(BackingError::ReadableByOthers(path.to_owned()));
     }
-    match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::AGAIN) => return Err(BackingError::InUse(path.to_owned())),
         Err(errno) => return Err(system("lock")(errno)),
     }
-    let space = fs::fstatvfs(&file).map_err(system("statvfs"))?;
+    let space = fs::fstatvfs(file).map_err(system("statvfs"))?;
     let free_bytes = space.f_bavail.saturating_mul(space.f_frsize) + status.st_blocks.unsigned_abs() * 512;
     if free_bytes < size_bytes {
         return Err(BackingError::NoSpace { path: path.to_owned(), needed_bytes: size_bytes, free_bytes });
     }
     if status.st_size.unsigned_abs() < size_bytes {
-        fs::ftruncate(&file, size_bytes).map_err(system("set its size"))?;
+        fs::ftruncate(file, size_bytes).map_err(system("set its size"))?;
     }
-    let buffered_reason = set_direct(&file).map_err(system("set its flags"))?;
-    Ok(BackingFile { file, size_bytes, buffered_reason })
+    set_direct(file).map_err(system("set its flags"))
 }
 
 /// Switches to direct I/O and tries it; the reason, if the file system refuses.
-fn set_direct(file: &OwnedFd) -> Result<Option<String>, Errno> {
-    let flags = fs::fcntl_getfl(file)? - OFlags::NONBLOCK;
+fn set_direct(file: &File) -> Result<Option<String>, Errno> {
+    let flags = fs::fcntl_getfl(file)?;
     let refused = fs::fcntl_setfl(file, flags | OFlags::DIRECT).and_then(|()| try_direct(file)).err();
     if refused.is_some() {
         fs::fcntl_setfl(file, flags)?;
@@ -191,7 +192,7 @@ fn set_direct(file: &OwnedFd) -> Result<Option<String>, Errno> {
 }
 
 /// A direct read of one page, as the I/O threads will do it.
-fn try_direct(file: &OwnedFd) -> Result<(), Errno> {
+fn try_direct(file: &File) -> Result<(), Errno> {
     let mut bytes = vec![0; 2 * DIRECT_ALIGNMENT_BYTES];
     let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT_BYTES);
     rustix::io::pread(file.as_fd(), &mut bytes[start..start + DIRECT_ALIGNMENT_BYTES], 0).map(|_| ())
@@ -277,6 +278,26 @@ mod tests {
         let huge = directory.path().join("huge");
         assert!(matches!(BackingFile::prepare(&huge, 1 << 50), Err(BackingError::NoSpace { .. })));
         assert!(!huge.exists());
+    }
+
+    #[test]
+    fn a_link_and_a_file_that_another_user_made_beforehand_get_no_pages() {
+        let directory = directory();
+        let [precious, link, made] = ["precious", "link", "made"].map(|name| directory.path().join(name));
+        for path in [&precious, &made] {
+            std::fs::write(path, b"x").unwrap();
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        let refused = |path: &Path| BackingFile::prepare(path, SIZE).unwrap_err().to_string();
+        assert!(refused(&link).contains("is a link"), "{}", refused(&link));
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&made, Some(65534), None).unwrap();
+            assert!(refused(&made).contains("belongs to another user"), "{}", refused(&made));
+        }
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(refused(&precious).contains("chmod go-w"), "{}", refused(&precious));
+        assert!([&precious, &made].iter().all(|path| std::fs::read(path).unwrap() == b"x"), "left as they were");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::fuse::{FuseDevice, Unmount};
 use spillway_sys::loop_device::{self, Binding, Detached, LoopError};
 use spillway_sys::mount_point::{GuardedPlace, MountPoint};
+use spillway_sys::own_files;
 use spillway_sys::proc_text::maps::FileId;
 use spillway_sys::proc_text::mounts::Mount;
 
@@ -226,11 +227,11 @@ fn make_directory(config: &FrontEndConfig, ownership: &Ownership) -> Result<Path
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     let context = |path: &Path| FrontEndError::system(format!("cannot make {}", path.display()));
-    builder.recursive(true).create(&config.directory).map_err(context(&config.directory))?;
+    own_files::make_directories(&config.directory, 0o700).map_err(|error| context(&config.directory)(error.into()))?;
     // The mount table shows resolved paths, and finding the mount again must not depend on the working directory.
     let parent = fs::canonicalize(&config.directory).map_err(context(&config.directory))?;
     let directory = parent.join(format!("{}-{}", ownership.name, ownership.process));
-    match builder.recursive(false).create(&directory) {
+    match builder.create(&directory) {
         Ok(()) => Ok(directory),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             Err(FrontEndError::Busy(format!("this process has a device named '{}' already", ownership.name)))

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use spillway_sys::own_files;
 use spillway_sys::process::ProcessIdentity;
 
 use crate::ownership::Ownership;
@@ -32,10 +33,9 @@ pub(super) fn claim(index: u32, identifier: &str) -> io::Result<()> {
 }
 
 fn claim_in(directory: &Path, index: u32, identifier: &str) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    let (place, new) = (directory.join(index.to_string()), directory.join(format!("{index}.new")));
-    fs::write(&new, format!("{identifier}\n{}\n", ProcessIdentity::current()?))?;
-    fs::rename(new, place)
+    own_files::make_directories(directory, 0o755)?;
+    let text = format!("{identifier}\n{}\n", ProcessIdentity::current()?);
+    Ok(own_files::replace(&directory.join(index.to_string()), 0o644, text.as_bytes())?)
 }
 
 /// Forgets who serves device `index`.

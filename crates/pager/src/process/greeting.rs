@@ -18,7 +18,7 @@ use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 
 use crate::address_space::AddressSpace;
 use crate::evict::evictor::SeatEvictor;
-use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, PROGRAMS_MAX};
+use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, GREETINGS_OF_USER_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
 use crate::process::children::find_process;
 use crate::process::proc_files::{Process, has_ended};
@@ -63,8 +63,15 @@ impl Caller {
 impl Survey {
     /// Lets in the thread that waits outside, and goes on with those that came before. None is waited for.
     pub(super) fn greet(&mut self, now: Instant) {
-        while self.callers.len() < GREETINGS_MAX {
+        // Those turned away are counted too: they could come without an end.
+        for _ in 0..4 * GREETINGS_MAX {
+            if self.callers.len() >= GREETINGS_MAX {
+                break;
+            }
             match self.listener.accept() {
+                Ok(Some(visitor)) if self.has_enough_of(visitor.peer().user) => {
+                    self.shared.complain("a process is turned away: its user has too many that said no hello");
+                }
                 Ok(Some(visitor)) => {
                     let awaited = Awaited::Hello { has_device: false };
                     self.callers.push(Caller { visitor, deadline: now + GREETING_DEADLINE, awaited });
@@ -85,10 +92,23 @@ impl Survey {
         }
     }
 
+    /// Whether `user` has as many callers as one may have which said nothing yet. Root's and this process's own user
+    /// have no such bound: they can do worse.
+    fn has_enough_of(&self, user: u32) -> bool {
+        let is_silent = |caller: &&Caller| {
+            matches!(caller.awaited, Awaited::Hello { has_device: false }) && caller.visitor.peer().user == user
+        };
+        let is_bounded = user != 0 && user != rustix::process::geteuid().as_raw();
+        is_bounded && self.callers.iter().filter(is_silent).count() >= GREETINGS_OF_USER_MAX
+    }
+
     /// Strangers can make this happen as often as they like, so their processes are not named.
     fn tell_of_caller(&self, process: u32, error: &GreetingError) {
         let is_known = self.tracked.iter().any(|tracked| tracked.places.process == process);
-        self.shared.fail(if is_known { format!("process {process}: {error}") } else { error.to_string() });
+        match is_known {
+            true => self.shared.fail(format!("process {process}: {error}")),
+            false => self.shared.complain(&error.to_string()),
+        }
     }
 
     /// Goes on with a caller as far as it has spoken; [`GreetingError::TimedOut`] if it has not.
@@ -134,7 +154,7 @@ impl Survey {
     ) -> Result<Awaited, GreetingError> {
         let number = visitor.process();
         if !self.proof.admits(visitor.peer(), &hello) {
-            self.shared.fail("a process that is not of this run said hello to its pager, and was refused".to_owned());
+            self.shared.complain("a process that is not of this run said hello to its pager, and was refused");
             visitor.welcome(&answer(Verdict::Refuse, 0), None)?;
             return Ok(Awaited::Nothing);
         }

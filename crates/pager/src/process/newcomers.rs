@@ -8,6 +8,7 @@ use spillway_stub::greeting::{GreetingError, Note, Notes};
 use spillway_stub::protocol::HelloKind;
 use spillway_sys::userfaultfd::{Features, Userfaultfd};
 
+use crate::limits::NOTES_MAX;
 use crate::process::greeting::{FEATURES, may_trace};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 
@@ -23,7 +24,7 @@ impl Survey {
         if Self::features_in_advance(self.run.programs_fork).is_none() {
             return;
         }
-        let notes = Notes::bind(self.run.head.address());
+        let notes = Notes::bind(self.run.head.address(), self.run.token);
         let notes = notes.and_then(|notes| self.run.head.let_in().map(|()| notes));
         match notes {
             Ok(notes) => self.notes = Some(notes),
@@ -35,10 +36,11 @@ impl Survey {
     /// has time.
     pub fn read_notes(&mut self) -> bool {
         let known = self.newcomers.len();
-        while let Some(note) = self.next_note() {
-            let process = note.peer.process;
+        // What comes meanwhile is read at the next turn: a program could send notes without an end.
+        for _ in 0..NOTES_MAX {
+            let Some(note) = self.next_note() else { break };
             if let Err(error) = self.take_in(note) {
-                self.shared.fail(format!("process {process} is not paged: {error}"));
+                self.shared.complain(&format!("a process that said hello is not paged: {error}"));
             }
         }
         self.newcomers.len() > known && (self.is_paging || self.tracked.is_empty())

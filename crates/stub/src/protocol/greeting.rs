@@ -95,6 +95,9 @@ pub const MESSAGE_BYTES: usize = MESSAGE_WORDS * 8;
 /// A message as it travels.
 pub type Words = [u64; MESSAGE_WORDS];
 
+/// The word of a hello that has the run's token.
+pub const TOKEN_WORD: usize = 4;
+
 /// Words of a message that are its own.
 const OWN_WORDS: usize = MESSAGE_WORDS - 2;
 

@@ -46,7 +46,9 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 pub use batch::{Batch, Entry, Operation, Phase, batch_word, entry_word, outcome};
-pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, Verdict, Welcome, Words};
+pub use greeting::{
+    Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, TOKEN_WORD, Verdict, Welcome, Words,
+};
 
 /// The first word of the head and of every message: `SPILLWAY` as text.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");

@@ -197,7 +197,7 @@ impl TinyPager {
 
     /// Programs wait for nothing from now on.
     pub(crate) fn let_in(&self) -> Notes {
-        let notes = Notes::bind(&self.address).unwrap();
+        let notes = Notes::bind(&self.address, TOKEN).unwrap();
         self.head.let_in().unwrap();
         notes
     }

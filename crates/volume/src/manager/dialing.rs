@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use spillway_sys::socket_file;
 
 /// Why there is no connection to a donor.
 #[derive(Debug, thiserror::Error)]
@@ -147,14 +147,8 @@ pub fn dial_address(peer: SocketAddr, deadline: Instant) -> Result<TcpStream, Di
 /// Connects to a socket of this host, without waiting: a stopped donor whose queue of connections is full would keep
 /// this thread for ever.
 pub fn dial_unix(path: &Path) -> Result<OwnedFd, DialError> {
-    let connected = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::io::ioctl_fionbio(&socket, false)?;
-        Ok(socket)
-    };
-    connected().map_err(|source: io::Error| DialError::Unix { path: path.to_owned(), source })
+    let connected = socket_file::connect(path, None);
+    connected.map(OwnedFd::from).map_err(|source| DialError::Unix { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -4,13 +4,14 @@
 //! generation is used. A lock beside it keeps a second agent of this machine from taking the same identity.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::membership::identity::{MachineId, generation_max};
+use spillway_sys::own_files;
 
 /// Why there is no identity.
 #[derive(Debug, thiserror::Error)]
@@ -61,10 +62,10 @@ impl IdentityFile {
     pub(crate) fn begin(path: &Path, clock_ms: u64) -> Result<Self, IdentityError> {
         let io_error = |source| IdentityError::Io { path: path.to_owned(), source };
         if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(io_error)?;
+            own_files::make_directories(directory, 0o755).map_err(|error| io_error(error.into()))?;
         }
-        let lock = File::options().create(true).truncate(false).write(true).open(path.with_extension("lock"));
-        let lock = lock.map_err(io_error)?;
+        let lock = own_files::open_private(&path.with_extension("lock"), OFlags::RDWR);
+        let lock = lock.map_err(|error| io_error(error.into()))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| IdentityError::Taken { path: path.to_owned() })?;
         let (machine, before) = match read(path)? {
@@ -81,13 +82,7 @@ impl IdentityFile {
     pub(crate) fn renew(&mut self, generation: u64) -> Result<(), IdentityError> {
         self.generation = generation;
         let stored = Stored { machine: self.machine.to_string(), generation };
-        let new = self.path.with_extension("new");
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&serde_json::to_vec(&stored)?)?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)
-        };
+        let write = || Ok(own_files::replace_synced(&self.path, 0o644, &serde_json::to_vec(&stored)?)?);
         write().map_err(|source| IdentityError::Io { path: self.path.clone(), source })
     }
 

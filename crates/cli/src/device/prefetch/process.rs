@@ -10,7 +10,7 @@ use std::path::Path;
 use spillway_device::prefetch::driver::{PrefetchError, Prefetching, Sampled, probe_sampled};
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
-use spillway_sys::paging_safety;
+use spillway_sys::{own_files, paging_safety};
 
 use super::plan::PrefetchPlan;
 use super::subjects::MachineSubjects;
@@ -61,9 +61,7 @@ fn with_sampled<T>(plan: &PrefetchPlan, start: impl FnOnce(Sampled<'_>) -> T) ->
 
 /// Writes down what is to be told; whole or not at all, as another process reads it.
 pub(super) fn write(entry: &Path, report: &PrefetchReport) -> std::io::Result<()> {
-    let new = entry.join("prefetch.json.new");
-    fs::write(&new, serde_json::to_vec(report)?)?;
-    fs::rename(new, entry.join(REPORT))
+    Ok(own_files::replace(&entry.join(REPORT), 0o600, &serde_json::to_vec(report)?)?)
 }
 
 /// What was written down last.

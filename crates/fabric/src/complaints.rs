@@ -1,5 +1,5 @@
-//! What strangers can make a donor write into its log. A stranger can connect as often as it likes, so the log has a
-//! line now and then, with a sum.
+//! What strangers can make a donor or a pager write into its log. A stranger can connect as often as it likes, so the
+//! log has a line now and then, with a sum.
 //!
 //! No clock of its own: the caller passes the time.
 
