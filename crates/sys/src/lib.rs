@@ -29,6 +29,7 @@
 //! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in
 //!   the middle of.
 //! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
+//! - [`lease`]: files whose openings wait.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`socket_file`]: a UNIX socket that listens at a path.
@@ -49,6 +50,7 @@ pub mod event;
 pub mod fuse;
 pub mod guardian;
 pub mod io_ring;
+pub mod lease;
 pub mod loop_device;
 pub mod machine_memory;
 pub mod mapping;

@@ -8,6 +8,7 @@ use std::io;
 use std::ops::{BitOr, Range};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// What a page is (`PAGE_IS_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,9 +84,9 @@ pub struct Scan {
 }
 
 /// The page table of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Pagemap {
-    file: File,
+    file: Arc<File>,
 }
 
 /// `struct pm_scan_arg`.
@@ -111,7 +112,12 @@ const SCAN: u32 = 3 << 30 | (size_of::<ScanArgument>() as u32) << 16 | (b'f' as 
 impl Pagemap {
     /// That of process `pid`.
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))? })
+        Ok(Self { file: Arc::new(File::open(format!("/proc/{pid}/pagemap"))?) })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
     }
 
     /// Looks for pages of `range`, and fills `regions` from the start. Fails with `ESRCH` when the process has ended.

@@ -8,6 +8,9 @@
 //!   stays there, and nothing is brought there; when the call is over, the kernel says where guards are
 //!   ([`PageTable::guard`](crate::page_table::PageTable::guard)).
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
+//! - What says which pages are there (`mincore`, `PAGEMAP_SCAN`): those of the range come back, are unprotected, and
+//!   stay until the call is over.
+//! - A program that another begins to trace is whole before that (`whole`), as long as it is traced.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
 use std::ops::Range;
@@ -22,7 +25,7 @@ use spillway_sys::call_notices::{AllowedCall, CallNotice, CallNotices, Called, N
 use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Query, Region};
-use spillway_sys::process::share_memory;
+use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
 
 use crate::address_space::AddressSpace;
@@ -33,6 +36,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::ranges::Ranges;
 use crate::process::Survey;
 use crate::process::proc_files::{self, Process};
+use crate::process::traced::unprotect;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -84,6 +88,13 @@ enum Effect {
     },
     /// The kernel says where in this range guards are.
     Guards(Vec<Arc<AddressSpace>>, Range<u64>),
+    /// Pages may leave again.
+    Residency {
+        /// Holds them.
+        _gathering: ForkPageIn,
+    },
+    /// It is seen then whether these are traced.
+    Trace(Vec<SpaceId>),
     /// What is there then may be paged.
     Move(Vec<SpaceId>, Range<u64>),
     /// Shared objects may be taken in.
@@ -115,6 +126,11 @@ impl Calls {
     pub(super) fn may_take_objects_in(&self) -> bool {
         let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
         !self.listeners.is_empty() && self.waiting.is_empty() && self.under_way.iter().all(is_fork)
+    }
+
+    /// Whether a call by which this program begins to be traced may be under way.
+    pub(super) fn is_tracing(&self, space: SpaceId) -> bool {
+        self.under_way.iter().any(|one| matches!(&one.effect, Effect::Trace(spaces) if spaces.contains(&space)))
     }
 
     fn hears_forks(&self) -> bool {
@@ -201,7 +217,7 @@ impl Survey {
         let range = range_of(&notice);
         // What the kernel refuses anyhow, or does as ever, changes nothing here.
         let (range, mut concerned) = match range {
-            Some(range) => (range, self.who_calls(notice.process)),
+            Some(range) => (range, self.concerned_by(&notice)),
             None => (0..0, Vec::new()),
         };
         let objects = self.objects_before(&notice, &range, &concerned, now);
@@ -248,6 +264,18 @@ impl Survey {
         concerned.map(|tracked| Arc::clone(&tracked.space)).collect()
     }
 
+    /// Whose memory a call is about.
+    fn concerned_by(&self, notice: &CallNotice) -> Vec<Arc<AddressSpace>> {
+        match notice.called {
+            Called::PageScan { descriptor, .. } => {
+                let number = scanned_process(notice.thread, descriptor).unwrap_or(notice.process);
+                self.who_calls(number)
+            }
+            Called::Trace(Some(thread)) => self.who_calls(process_of(notice.process, thread)),
+            _ => self.who_calls(notice.process),
+        }
+    }
+
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
         match self.objects_progress(&waiting.objects, now) {
             PageInProgress::All => {}
@@ -256,14 +284,14 @@ impl Survey {
         }
         match waiting.page_in.look(now, &room_bytes) {
             PageInProgress::NotYet => self.calls.waiting.push(waiting),
-            PageInProgress::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
+            PageInProgress::All if !self.prepare_call(&waiting, now) => self.calls.waiting.push(waiting),
             PageInProgress::All => self.allow_call(waiting, now),
             PageInProgress::Never(reason) => self.refuse_call(waiting, &reason),
         }
     }
 
     /// Does what must be done before the call; false if it cannot be done now.
-    fn prepare_call(&mut self, waiting: &Waiting) -> bool {
+    fn prepare_call(&mut self, waiting: &Waiting, now: Instant) -> bool {
         let range = &waiting.range;
         match waiting.notice.called {
             Called::Fork => {
@@ -274,6 +302,10 @@ impl Survey {
                 .page_in
                 .spaces()
                 .all(|space| space.lock().page_table.guard(range, &mut self.shared.page_indexes())),
+            Called::Residency(_) | Called::PageScan { .. } => {
+                waiting.page_in.spaces().all(|space| unprotect(&self.shared, space, range))
+            }
+            Called::Trace(_) => waiting.page_in.spaces().all(|space| self.become_whole(space, now)),
             Called::Shared { .. } => true,
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
@@ -282,7 +314,7 @@ impl Survey {
     }
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
-    fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
+    pub(super) fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
         let mut state = space.lock();
         // As for guards: nothing of it is away, and nothing leaves.
         if !state.page_table.guard(range, &mut self.shared.page_indexes()) {
@@ -296,7 +328,10 @@ impl Survey {
         for one in maps::parse(&text).iter().filter(|one| one.is_anonymous) {
             mapped.insert(one.range.clone());
         }
-        for part in tracked.iter().flat_map(|tracked| tracked.left_alone.iter()) {
+        // And what is ours.
+        let excluded =
+            tracked.iter().flat_map(|tracked| tracked.left_alone.iter().chain(tracked.excluded.iter().cloned()));
+        for part in excluded.chain(space.evictors_ranges()) {
             mapped.remove(&part);
         }
         for part in mapped.within(range) {
@@ -340,6 +375,10 @@ impl Survey {
         let effect = match called {
             Called::Fork => Effect::Fork { _gathering: page_in },
             Called::Guard(_) | Called::Guards { .. } if !spaces.is_empty() => Effect::Guards(spaces, range),
+            Called::Residency(_) | Called::PageScan { .. } if !spaces.is_empty() => {
+                Effect::Residency { _gathering: page_in }
+            }
+            Called::Trace(_) if !spaces.is_empty() => Effect::Trace(spaces.iter().map(|space| space.id).collect()),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             Called::Shared { range: Some(_), .. } => Effect::Shared,
             _ => return,
@@ -359,7 +398,7 @@ impl Survey {
 
     fn end_call(&mut self, effect: Effect) {
         match effect {
-            Effect::Fork { .. } | Effect::Shared => {}
+            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Trace(_) => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
                     let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
@@ -396,6 +435,13 @@ fn range_of(notice: &CallNotice) -> Option<Range<u64>> {
         Called::Guards { vector, count } => (0..(*count).min(VECTOR_MAX))
             .filter_map(|index| addresses(notice.process, vector.checked_add(16 * index)?))
             .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?,
+        Called::Residency(range) => range.clone(),
+        // Behind `size` and `flags` of `struct pm_scan_arg` are the two ends.
+        Called::PageScan { argument, .. } => {
+            let [start, end] = words(notice.process, argument.checked_add(16)?)?;
+            start..end
+        }
+        Called::Trace(_) => return Some(ALL),
         // `struct uffdio_range` is its begin.
         Called::RegisterUserfaultfd { argument } => addresses(notice.process, *argument)?,
         Called::Move(range) => {
@@ -413,11 +459,40 @@ fn range_of(notice: &CallNotice) -> Option<Range<u64>> {
 
 /// An address and a number of bytes behind it, as a program has them at `place`.
 fn addresses(process: u32, place: u64) -> Option<Range<u64>> {
+    let [start, length] = words(process, place)?;
+    Some(start..start.checked_add(length)?)
+}
+
+/// Two words that a program has at `place`.
+fn words(process: u32, place: u64) -> Option<[u64; 2]> {
     let mut bytes = [0; 16];
     read_exact(process, place, &mut bytes).ok()?;
-    let (start, length) = bytes.split_at(8);
+    let (first, second) = bytes.split_at(8);
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    Some(word(start)..word(start).checked_add(word(length))?)
+    Some([word(first), word(second)])
+}
+
+/// The process whose `/proc/PID/pagemap` a descriptor of a thread is.
+fn scanned_process(thread: u32, descriptor: u32) -> Option<u32> {
+    let link = std::fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
+    link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()
+}
+
+/// The process of a thread that `caller` names, which may be in a PID namespace below this one; the caller's own for a
+/// thread that is not found.
+fn process_of(caller: u32, thread: u32) -> u32 {
+    let status = |number: u32| std::fs::read_to_string(format!("/proc/{number}/status")).unwrap_or_default();
+    let field = |text: &str, name: &str| -> Vec<u32> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().split_whitespace().filter_map(|number| number.parse().ok()).collect()
+    };
+    let depth = field(&status(caller), "NSpid:").len();
+    let process = |number: u32| field(&status(number), "Tgid:").first().copied();
+    if depth <= 1 {
+        return process(thread).unwrap_or(caller);
+    }
+    let is_named = |number: &u32| field(&status(*number), "NSpid:").get(depth - 1) == Some(&thread);
+    every_process().unwrap_or_default().into_iter().find(is_named).unwrap_or(caller)
 }
 
 /// Where in `range` a program has guards; `None` if the kernel does not say.

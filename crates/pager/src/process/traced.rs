@@ -6,6 +6,7 @@
 //! (strace) is paged as ever.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,7 +64,7 @@ impl Survey {
             match held.page_in.look(now, &room_bytes) {
                 PageInProgress::NotYet => {}
                 PageInProgress::All => {
-                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space));
+                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space, &ALL));
                 }
                 PageInProgress::Never(reason) => {
                     held.is_settled = true;
@@ -103,14 +104,14 @@ impl Survey {
     }
 }
 
-/// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the
-/// program changes its mappings.
-fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
+/// Takes the write protection away from all pages of `range` that are there: a debugger's write cannot wait either, and
+/// the kernel calls such pages unwritten. False: the program changes its mappings.
+pub(super) fn unprotect(shared: &PagerState, space: &AddressSpace, range: &Range<u64>) -> bool {
     let mut state = space.lock();
     if !shared.apply_events(space, &mut state) {
         return false;
     }
-    for page in state.page_table.clean(&ALL) {
+    for page in state.page_table.clean(range) {
         if space.memory.unprotect(page.range()).is_ok() {
             state.page_table.written(page, &mut shared.page_indexes());
         }
