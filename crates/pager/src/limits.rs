@@ -265,9 +265,12 @@ pub const WHOLE_PAUSE_MIN: Duration = Duration::from_secs(1);
 /// See [`WHOLE_PAUSE_MIN`].
 pub const WHOLE_PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// Of so many threads of a program it is heard when their own files of `/proc` are opened: that takes four descriptors
-/// each.
-pub const OPENINGS_THREADS_MAX: usize = 16;
+/// Of so many threads of a program it is heard when their own files of `/proc` are opened: that takes two descriptors
+/// each. Debuggers open those of the first one.
+pub const OPENINGS_THREADS_MAX: usize = 4;
+
+/// Of so many programs the user is told by name that their memory is read by such files.
+pub const OPENINGS_TOLD_MAX: u32 = 16;
 
 /// How often programs are looked for that never said hello: those that live for less are over before their memory
 /// hurts.

@@ -6,6 +6,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// `F_SETOWN_EX`, `F_SETSIG`, `F_OWNER_TID` and `struct f_owner_ex` of `linux/fcntl.h`.
@@ -57,6 +59,12 @@ impl Drop for Lease {
         // SAFETY: no memory is handed over.
         let _ = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
     }
+}
+
+/// Opens a file to read it; `WouldBlock` if another process has a lease on it, which a program can have on its own files
+/// of `/proc`.
+pub fn open_unless_leased(path: impl AsRef<Path>) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 /// Readable when a file is being opened on which this thread has a lease.
@@ -111,6 +119,7 @@ mod tests {
             let signals = LeaseSignals::of_this_thread().unwrap();
             let lease = Lease::take(Arc::new(File::open(&path).unwrap())).unwrap();
             assert!(!lease.is_awaited());
+            assert_eq!(open_unless_leased("/proc/self/statm").map(drop).map_err(|error| error.kind()), Ok(()));
             let (opened, is_open) = std::sync::mpsc::channel();
             let opener = std::thread::spawn(move || opened.send(File::open(path).is_ok()).unwrap());
             let mut wait = [rustix::event::PollFd::new(&signals, rustix::event::PollFlags::IN)];

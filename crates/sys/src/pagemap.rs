@@ -10,6 +10,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::lease::open_unless_leased;
+
 /// What a page is (`PAGE_IS_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
@@ -110,9 +112,9 @@ struct ScanArgument {
 const SCAN: u32 = 3 << 30 | (size_of::<ScanArgument>() as u32) << 16 | (b'f' as u32) << 8 | 16;
 
 impl Pagemap {
-    /// That of process `pid`.
+    /// That of process `pid`; `WouldBlock` if another process has a lease on it.
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: Arc::new(File::open(format!("/proc/{pid}/pagemap"))?) })
+        Ok(Self { file: Arc::new(open_unless_leased(format!("/proc/{pid}/pagemap"))?) })
     }
 
     /// The open file.

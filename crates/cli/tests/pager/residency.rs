@@ -9,10 +9,10 @@ use crate::both_ways::stage::Stage;
 use crate::pager::ordinary_user::{Place, program};
 use crate::support;
 
-const OPTIONS: [&str; 6] = ["--local", "24M", "--lend", "256M", "--slab-size", "4M"];
-const MIB: &str = "32";
-const NONE_MISSED: &str = "0 of 8192 used pages missed\n";
-const NONE_FAILED: &str = "0 of 8192 pages failed\n";
+const OPTIONS: [&str; 6] = ["--local", "12M", "--lend", "256M", "--slab-size", "4M"];
+const MIB: &str = "16";
+const NONE_MISSED: &str = "0 of 4096 used pages missed\n";
+const NONE_FAILED: &str = "0 of 4096 pages failed\n";
 
 /// What each mode writes, and what the user is told.
 const MODES: [(&str, &str, Option<&str>); 13] = [
@@ -28,12 +28,12 @@ const MODES: [(&str, &str, Option<&str>); 13] = [
     ("dump-peek", NONE_FAILED, None),
     ("dump-vm", NONE_FAILED, None),
     ("traced", NONE_FAILED, None),
-    ("calls", "8192 pages as written\n", None),
+    ("calls", "4096 pages as written\n", None),
 ];
 
 fn check_paged(paging: &Value, mode: &str) {
     // A descriptor that is open all the time keeps all of it.
-    let is_paged = paging["pages_out_dirty"].as_u64().unwrap() > 2048;
+    let is_paged = paging["pages_out_dirty"].as_u64().unwrap() > 1024;
     assert_eq!(is_paged, !mode.starts_with("early-"), "{mode}: {paging:#}");
 }
 

@@ -268,8 +268,14 @@ impl Survey {
     fn concerned_by(&self, notice: &CallNotice) -> Vec<Arc<AddressSpace>> {
         match notice.called {
             Called::PageScan { descriptor, .. } => {
-                let number = scanned_process(notice.thread, descriptor).unwrap_or(notice.process);
-                self.who_calls(number)
+                let scanned = scanned_process(notice.thread, descriptor).filter(|number| *number != notice.process);
+                let mut concerned = self.who_calls(notice.process);
+                // In another mount of `/proc` that number may be the caller's own.
+                let others = scanned.map(|number| self.who_calls(number)).unwrap_or_default();
+                let is_other = |space: &Arc<AddressSpace>| concerned.iter().all(|known| known.id != space.id);
+                let others: Vec<Arc<AddressSpace>> = others.into_iter().filter(is_other).collect();
+                concerned.extend(others);
+                concerned
             }
             Called::Trace(Some(thread)) => self.who_calls(process_of(notice.process, thread)),
             _ => self.who_calls(notice.process),

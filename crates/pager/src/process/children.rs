@@ -19,6 +19,7 @@ use crate::address_space::AddressSpace;
 use crate::limits::SEARCH_INTERVAL;
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
+use crate::process::openings::Openings;
 use crate::process::proc_files::{Process, maps_of};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 
@@ -132,6 +133,8 @@ impl Survey {
         self.forget(|tracked| has_left(tracked) && is_memory_gone(tracked));
         for tracked in self.tracked.iter_mut().filter(|tracked| has_left(tracked)) {
             tracked.process = None;
+            // Its number's files are another program's now, and this thread opens them next.
+            tracked.openings = Openings::default();
             tracked.space.process.store(0, std::sync::atomic::Ordering::Relaxed);
         }
     }

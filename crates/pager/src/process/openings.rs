@@ -6,16 +6,17 @@
 //! pages are back. No other opening costs anything. Descriptors that were open before are looked for once.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
-use spillway_sys::lease::{Lease, LeaseSignals};
+use spillway_sys::lease::{Lease, LeaseSignals, open_unless_leased};
 use spillway_sys::process::every_process;
 use spillway_sys::threads::Threads;
 
-use crate::limits::OPENINGS_THREADS_MAX;
+use crate::limits::{OPENINGS_THREADS_MAX, OPENINGS_TOLD_MAX, WHOLE_PAUSE_MIN};
 use crate::process::proc_files::{Process, has_ended};
 use crate::process::{Survey, TrackedProcess};
 
@@ -26,8 +27,11 @@ const NAMES: [&str; 2] = ["pagemap", "mem"];
 #[derive(Default)]
 pub(super) struct OpeningSignals {
     signals: Option<LeaseSignals>,
-    /// The user was told why there are none.
-    is_told: bool,
+    /// How often the user was told of programs whose memory is read.
+    told: u32,
+    /// Not of all openings, which the user was told. Descriptors are looked for again and again then.
+    is_deaf: bool,
+    looked_at: Option<Instant>,
 }
 
 /// Of one program.
@@ -75,7 +79,7 @@ impl Openings {
 }
 
 fn lease(path: &str) -> io::Result<Lease> {
-    Lease::take(Arc::new(File::open(path)?))
+    Lease::take(Arc::new(open_unless_leased(path)?))
 }
 
 impl Survey {
@@ -85,19 +89,24 @@ impl Survey {
     }
 
     /// Watches programs from now on, before a page of them leaves.
-    pub(super) fn watch_openings(&mut self, now: std::time::Instant) {
+    pub(super) fn watch_openings(&mut self, now: Instant) {
         if self.opening_signals.signals.is_none() {
             match LeaseSignals::of_this_thread() {
                 Ok(signals) => self.opening_signals.signals = Some(signals),
                 Err(error) => return self.tell_of_openings_unheard(&error),
             }
         }
+        let is_early = |at: Instant| now.saturating_duration_since(at) < WHOLE_PAUSE_MIN;
+        let is_due = self.opening_signals.is_deaf && !self.opening_signals.looked_at.is_some_and(is_early);
+        if is_due {
+            self.opening_signals.looked_at = Some(now);
+        }
         for index in 0..self.tracked.len() {
             let tracked = &mut self.tracked[index];
             let Some(process) = tracked.process.as_ref().filter(|_| tracked.whole.is_none()) else { continue };
             let (number, is_first) = (process.number(), !tracked.openings.is_watched);
             let is_open = match tracked.openings.watch(process) {
-                // Another process has it open, on kernels that count readers.
+                // Another process has it open, on kernels that count readers, or has a lease on it.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
                 Err(error) if !is_end(&error) && !has_ended(number) => {
                     self.tell_of_openings_unheard(&error);
@@ -105,14 +114,14 @@ impl Survey {
                 }
                 _ => false,
             };
-            if is_open || is_first && self.is_open_in_run(index, number) {
+            if is_open || (is_first || is_due) && self.is_open_in_run(index, number) {
                 self.begin_whole(index, now);
             }
         }
     }
 
     /// Begins to make programs whole whose files are being opened.
-    pub(super) fn hear_openings(&mut self, now: std::time::Instant) {
+    pub(super) fn hear_openings(&mut self, now: Instant) {
         let Some(signals) = &self.opening_signals.signals else { return };
         if !signals.clear() {
             return;
@@ -137,10 +146,24 @@ impl Survey {
             .any(|other| has_open(other.number(), number).unwrap_or(false))
     }
 
+    /// Tells that a program's memory is read by its files.
+    pub(super) fn tell_of_opening(&mut self, process: &str) {
+        self.opening_signals.told += 1;
+        match self.opening_signals.told {
+            ..=OPENINGS_TOLD_MAX => self.shared.fail(format!(
+                "{process} has its memory read by its pagemap or mem in /proc: all of it is local while that is open, beyond the budget if need be; --via swap pages it"
+            )),
+            count if count == OPENINGS_TOLD_MAX + 1 => self.shared.fail(
+                "more programs have their memory read by their pagemap or mem in /proc, and are local meanwhile".to_owned(),
+            ),
+            _ => {}
+        }
+    }
+
     fn tell_of_openings_unheard(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.opening_signals.is_told, true) {
+        if !std::mem::replace(&mut self.opening_signals.is_deaf, true) {
             self.shared.fail(format!(
-                "the pager does not hear when /proc/PID/mem or /proc/PID/pagemap of a program is opened ({error}): reads there fail, or do not show pages that are away; --via swap has no such bound"
+                "the pager does not hear when /proc/PID/mem or /proc/PID/pagemap of a program is opened ({error}; Linux 7.0 has no leases on them): it is found up to a second later, and reads until then fail or do not show pages that are away; --via swap has no such bound"
             ));
         }
     }
@@ -170,18 +193,16 @@ fn has_open(holder: u32, of: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a descriptor of `holder` leads to such a file of process `of`. In another mount of `/proc` numbers may be
-/// others, so a file there may be the holder's own.
+/// Whether a descriptor of `holder` leads to such a file of process `of`. In another mount of `/proc` numbers are others,
+/// so any such file that a program has may be its own.
 fn is_file_of(link: &str, holder: u32, of: u32) -> bool {
     let mut parts = link.rsplit('/');
     if !parts.next().is_some_and(|name| NAMES.contains(&name)) {
         return false;
     }
-    let is_number = |part: Option<&str>| part.and_then(|part| part.parse::<u32>().ok());
-    match link.strip_prefix("/proc/").and_then(|rest| is_number(rest.split('/').next())) {
-        Some(number) => number == of,
-        None => holder == of && is_number(parts.next()).is_some(),
-    }
+    let number = |part: &str| part.parse::<u32>().ok();
+    let named = || link.strip_prefix("/proc/")?.split('/').next().and_then(number);
+    parts.next().and_then(number).is_some() && (holder == of || named() == Some(of))
 }
 
 fn is_end(error: &io::Error) -> bool {
@@ -196,6 +217,7 @@ mod tests {
     fn links_are_known_that_lead_to_a_processs_memory() {
         for link in ["/proc/7/pagemap", "/proc/7/mem", "/proc/7/task/9/mem", "/proc/7/task/7/pagemap"] {
             assert!(is_file_of(link, 5, 7) && !is_file_of(link, 7, 5), "{link}");
+            assert!(is_file_of(link, 5, 5), "{link}");
         }
         assert!(is_file_of("/newroot/proc/2/pagemap", 7, 7) && !is_file_of("/newroot/proc/2/pagemap", 5, 7));
         for link in ["/proc/7/maps", "/proc/mem", "/tmp/mem", "/dev/mem", "mem", "/proc/77/mem"] {
@@ -207,7 +229,7 @@ mod tests {
     fn descriptors_of_a_processs_memory_are_found() {
         let own = std::process::id();
         assert!(!has_open(own, u32::MAX >> 1).unwrap());
-        let file = File::open("/proc/self/pagemap").unwrap();
+        let file = fs::File::open("/proc/self/pagemap").unwrap();
         assert!(has_open(own, own).unwrap());
         drop(file);
     }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{WHOLE_PAUSE_MAX, WHOLE_PAUSE_MIN};
-use crate::process::Survey;
 use crate::process::calls::room_bytes;
 use crate::process::openings::{Openings, is_open_anywhere};
+use crate::process::{Survey, is_memory_gone};
 
 /// Of one program; see the module text.
 pub(super) struct Whole {
@@ -40,7 +40,9 @@ impl Survey {
     /// Makes a program whole whose files are being opened.
     pub(super) fn begin_whole(&mut self, index: usize, now: Instant) {
         let tracked = &mut self.tracked[index];
-        let Some(process) = &tracked.process else { return tracked.openings.release() };
+        let Some(process) = tracked.process.as_ref().filter(|_| !is_memory_gone(tracked)) else {
+            return tracked.openings.release();
+        };
         let number = process.number();
         match &tracked.whole {
             Some(whole) if whole.page_in.is_none() => return tracked.openings.release(),
@@ -48,9 +50,7 @@ impl Survey {
             None => {}
         }
         let name = process.name().unwrap_or_default();
-        self.shared.fail(format!(
-            "process {number} ({name}) has its memory read by /proc/{number}/pagemap or /proc/{number}/mem: all of it is local while that is open, beyond the budget if need be; --via swap pages it"
-        ));
+        self.tell_of_opening(&format!("process {number} ({name})"));
         let space = Arc::clone(&self.tracked[index].space);
         let objects = self.shared.objects.within(&[space.id], &ALL);
         self.make_local(&objects, &format!("process {number} has its memory read by files of /proc"), now);
@@ -61,6 +61,10 @@ impl Survey {
     /// Leaves the memory of a program that is there to the kernel. False: not now.
     pub(super) fn become_whole(&mut self, space: &AddressSpace, now: Instant) -> bool {
         let Some(index) = self.tracked.iter().position(|tracked| tracked.space.id == space.id) else { return true };
+        if is_memory_gone(&self.tracked[index]) {
+            self.tracked[index].openings.release();
+            return true;
+        }
         // What the program's own calls left to it stays so after that.
         let left_alone = self.tracked[index].left_alone.clone();
         if !self.leave_alone(space, &ALL) {
