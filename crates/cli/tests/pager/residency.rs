@@ -9,26 +9,28 @@ use crate::both_ways::stage::Stage;
 use crate::pager::ordinary_user::{Place, program};
 use crate::support;
 
-const OPTIONS: [&str; 6] = ["--local", "12M", "--lend", "256M", "--slab-size", "4M"];
-const MIB: &str = "16";
-const NONE_MISSED: &str = "0 of 4096 used pages missed\n";
-const NONE_FAILED: &str = "0 of 4096 pages failed\n";
+const OPTIONS: [&str; 6] = ["--local", "16M", "--lend", "256M", "--slab-size", "4M"];
+const MIB: &str = "20";
+const NONE_MISSED: &str = "0 of 5120 used pages missed\n";
+const NONE_FAILED: &str = "0 of 5120 pages failed\n";
 
 /// What each mode writes, and what the user is told.
-const MODES: [(&str, &str, Option<&str>); 13] = [
+const MODES: [(&str, &str, Option<&str>); 15] = [
     ("mincore", NONE_MISSED, None),
     ("scan", NONE_MISSED, Some("has its memory read by")),
     ("written", NONE_MISSED, Some("has its memory read by")),
     ("pagemap", NONE_MISSED, Some("has its memory read by")),
     ("early-scan", NONE_MISSED, Some("has its memory read by")),
     ("early-pagemap", NONE_MISSED, Some("has its memory read by")),
+    ("closed", NONE_MISSED, Some("has its memory read by")),
+    ("child", NONE_MISSED, None),
     ("mem", NONE_FAILED, Some("has its memory read by")),
     ("thread-mem", NONE_FAILED, Some("has its memory read by")),
     ("dump-mem", NONE_FAILED, None),
     ("dump-peek", NONE_FAILED, None),
     ("dump-vm", NONE_FAILED, None),
     ("traced", NONE_FAILED, None),
-    ("calls", "4096 pages as written\n", None),
+    ("calls", "5120 pages as written\n", None),
 ];
 
 fn check_paged(paging: &Value, mode: &str) {

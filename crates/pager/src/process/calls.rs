@@ -27,6 +27,7 @@ use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Query, Region};
 use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
+use spillway_sys::tracee::give_back_rest;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
@@ -49,6 +50,8 @@ pub(super) struct Calls {
     probe: Probe,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
+    /// Calls of processes whose memory is not known yet.
+    early: Vec<(Arc<Listening>, CallNotice)>,
     waiting: Vec<Waiting>,
     under_way: Vec<UnderWay>,
 }
@@ -103,7 +106,7 @@ enum Effect {
 
 impl Calls {
     pub(super) fn new(probe: Probe) -> Self {
-        Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
+        Self { probe, listeners: Vec::new(), early: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
     }
 
     /// Takes in what a program brought, if it did. False: its forks ask no pager that is known here, so it must not go
@@ -125,7 +128,10 @@ impl Calls {
     /// Whether a call that could change how an object is mapped would be heard of, and none is under way.
     pub(super) fn may_take_objects_in(&self) -> bool {
         let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
-        !self.listeners.is_empty() && self.waiting.is_empty() && self.under_way.iter().all(is_fork)
+        !self.listeners.is_empty()
+            && self.early.is_empty()
+            && self.waiting.is_empty()
+            && self.under_way.iter().all(is_fork)
     }
 
     /// Whether a call by which this program begins to be traced may be under way.
@@ -149,7 +155,7 @@ impl Calls {
             matches!(one.effect, Effect::Fork { .. })
                 || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
-        !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
+        !self.early.is_empty() || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
     }
 }
 
@@ -167,6 +173,9 @@ impl Survey {
     pub(super) fn follow_calls(&mut self, now: Instant) {
         for listener in self.calls.listeners.clone() {
             while self.hear_call(&listener, now) {}
+        }
+        for (listener, notice) in std::mem::take(&mut self.calls.early) {
+            self.begin_call(&listener, notice, now);
         }
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
@@ -210,6 +219,10 @@ impl Survey {
     }
 
     fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, now: Instant) {
+        let processes = processes_of(&notice);
+        if !processes.iter().all(|process| self.knows_memory_of(*process)) {
+            return self.calls.early.push((Arc::clone(listener), notice));
+        }
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
         earlier.into_iter().for_each(|one| self.end_call(one.effect));
@@ -217,7 +230,7 @@ impl Survey {
         let range = range_of(&notice);
         // What the kernel refuses anyhow, or does as ever, changes nothing here.
         let (range, mut concerned) = match range {
-            Some(range) => (range, self.concerned_by(&notice)),
+            Some(range) => (range, self.memory_of(&processes)),
             None => (0..0, Vec::new()),
         };
         let objects = self.objects_before(&notice, &range, &concerned, now);
@@ -264,22 +277,30 @@ impl Survey {
         concerned.map(|tracked| Arc::clone(&tracked.space)).collect()
     }
 
-    /// Whose memory a call is about.
-    fn concerned_by(&self, notice: &CallNotice) -> Vec<Arc<AddressSpace>> {
-        match notice.called {
-            Called::PageScan { descriptor, .. } => {
-                let scanned = scanned_process(notice.thread, descriptor).filter(|number| *number != notice.process);
-                let mut concerned = self.who_calls(notice.process);
-                // In another mount of `/proc` that number may be the caller's own.
-                let others = scanned.map(|number| self.who_calls(number)).unwrap_or_default();
-                let is_other = |space: &Arc<AddressSpace>| concerned.iter().all(|known| known.id != space.id);
-                let others: Vec<Arc<AddressSpace>> = others.into_iter().filter(is_other).collect();
-                concerned.extend(others);
-                concerned
+    /// The memory of all of `processes`.
+    fn memory_of(&self, processes: &[u32]) -> Vec<Arc<AddressSpace>> {
+        let mut found: Vec<Arc<AddressSpace>> = Vec::new();
+        for space in processes.iter().flat_map(|process| self.who_calls(*process)) {
+            if found.iter().all(|known| known.id != space.id) {
+                found.push(space);
             }
-            Called::Trace(Some(thread)) => self.who_calls(process_of(notice.process, thread)),
-            _ => self.who_calls(notice.process),
         }
+        found
+    }
+
+    /// Whether all memory is known that a process may have: of one that was forked just now, its parent has told.
+    fn knows_memory_of(&mut self, process: u32) -> bool {
+        if self.tracked.iter().any(|tracked| tracked.space.process.load(Ordering::Relaxed) == process) {
+            return true;
+        }
+        let spaces = self.shared.spaces();
+        let programs = spaces.iter().filter(|space| !space.is_object);
+        let is_told = programs.fold(true, |is_told, space| {
+            let mut state = space.lock();
+            self.shared.apply_events(space, &mut state) && is_told
+        });
+        self.take_strangers_in();
+        is_told
     }
 
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
@@ -311,7 +332,10 @@ impl Survey {
             Called::Residency(_) | Called::PageScan { .. } => {
                 waiting.page_in.spaces().all(|space| unprotect(&self.shared, space, range))
             }
-            Called::Trace(_) => waiting.page_in.spaces().all(|space| self.become_whole(space, now)),
+            // A thread has one tracer.
+            Called::Trace(_) => {
+                !give_back_rest() && waiting.page_in.spaces().all(|space| self.become_whole(space, now))
+            }
             Called::Shared { .. } => true,
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
@@ -430,6 +454,18 @@ impl Survey {
                 range.start
             ));
         }
+    }
+}
+
+/// The processes whose memory a call is about.
+fn processes_of(notice: &CallNotice) -> Vec<u32> {
+    match notice.called {
+        // In another mount of `/proc` the number may be the caller's own.
+        Called::PageScan { descriptor, .. } => {
+            std::iter::once(notice.process).chain(scanned_process(notice.thread, descriptor)).collect()
+        }
+        Called::Trace(Some(thread)) => vec![process_of(notice.process, thread)],
+        _ => vec![notice.process],
     }
 }
 

@@ -38,14 +38,19 @@ impl Search {
 }
 
 impl Survey {
-    /// Takes in address spaces that came by a fork, and finds their processes.
-    pub(super) fn adopt_children(&mut self, now: Instant) {
+    /// Takes in address spaces that came by a fork.
+    pub(super) fn take_strangers_in(&mut self) {
         for space in self.strangers() {
             let parent = self.tracked.iter().find(|other| Some(other.space.id) == space.parent);
             if let Some(child) = parent.map(|parent| parent.child(space)) {
                 self.tracked.push(child);
             }
         }
+    }
+
+    /// Takes in address spaces that came by a fork, and finds their processes.
+    pub(super) fn adopt_children(&mut self, now: Instant) {
+        self.take_strangers_in();
         let mut orphans = self.orphans();
         orphans.sort_unstable_by_key(|(_, parent)| *parent);
         for family in orphans.chunk_by(|(_, one), (_, other)| one == other) {

@@ -114,6 +114,7 @@ impl Survey {
         let (space, Some(seat)) = (&tracked.space, &tracked.seat) else { return false };
         let is_changing = || !space.lock().mapping_events.is_empty() || space.memory.is_changing();
         tracked.respite.is_due(now)
+            && tracked.whole.is_none()
             && tracked.process.is_some()
             && seat.state() == EvictorState::Running
             && !space.is_gone()

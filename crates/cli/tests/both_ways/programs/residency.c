@@ -99,6 +99,26 @@ static void read_and_write(int file) {
     printf("%zu of %zu pages failed\n", failed, pages);
 }
 
+/* As soon as the file is closed, pages leave again. */
+static void read_and_close(void) {
+    int file = open_own("pagemap", O_RDONLY);
+    clean_what_is_found("pagemap", file);
+    close(file);
+    press_out(pressure, pages, memory, 3);
+}
+
+/* A child that scans its own, just after the fork. */
+static void scan_in_child(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        clean_what_is_found("scan", open_own("pagemap", O_RDONLY));
+        fflush(stdout);
+        _exit(0);
+    }
+    wait_good(child);
+}
+
 static long read_word(const char *mode, pid_t process, int file, const char *place, uint64_t *word) {
     struct iovec here = {word, sizeof *word}, there = {(void *)place, sizeof *word};
     if (strcmp(mode, "dump-mem") == 0) return pread(file, word, sizeof *word, (off_t)(uintptr_t)place) == sizeof *word ? 0 : -1;
@@ -140,12 +160,12 @@ static void dump(const char *mode) {
 static void trace_child(void) {
     pid_t child = fork();
     if (child == 0) {
-        ptrace(PTRACE_TRACEME, 0, 0, 0);
+        if (ptrace(PTRACE_TRACEME, 0, 0, 0) != 0) fail("to be traced");
         raise(SIGSTOP);
         _exit(0);
     }
     int status;
-    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) fail("wait");
+    if (waitpid(child, &status, WUNTRACED) != child || !WIFSTOPPED(status)) fail("wait");
     size_t failed = 0;
     for (size_t i = 0; i < pages; i++) {
         uint64_t word = 0, expected = is_used(i) ? mix(i * WORDS) : 0;
@@ -221,6 +241,10 @@ int main(int count, char **arguments) {
         read_and_write(open_own("mem", O_RDWR));
     else if (strcmp(mode, "thread-mem") == 0)
         read_and_write(open("/proc/thread-self/mem", O_RDWR));
+    else if (strcmp(mode, "closed") == 0)
+        read_and_close();
+    else if (strcmp(mode, "child") == 0)
+        scan_in_child();
     else if (strncmp(mode, "dump-", 5) == 0)
         dump(mode);
     else if (strcmp(mode, "traced") == 0)
