@@ -61,8 +61,8 @@ impl Drop for Lease {
     }
 }
 
-/// Opens a file to read it; `WouldBlock` if another process has a lease on it, which a program can have on its own files
-/// of `/proc`.
+/// Opens a file to read it; `WouldBlock` if another process has a lease on it, which a program can have on its own
+/// files of `/proc`.
 pub fn open_unless_leased(path: impl AsRef<Path>) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }

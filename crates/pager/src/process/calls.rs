@@ -22,8 +22,6 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::call_notices::{AllowedCall, CallNotice, CallNotices, Called, NoticeError, Probe};
-use spillway_sys::machine_memory::MachineMemory;
-use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Query, Region};
 use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
@@ -36,7 +34,7 @@ use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::ranges::Ranges;
 use crate::process::Survey;
-use crate::process::proc_files::{self, Process};
+use crate::process::proc_files::{self, Process, room_bytes};
 use crate::process::traced::unprotect;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
@@ -547,12 +545,6 @@ fn guards(process: &Process, range: &Range<u64>, regions: &mut [Region]) -> Opti
         start = scan.end.max(start + PAGE);
     }
     Some(found)
-}
-
-/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
-pub(super) fn room_bytes(process: u32) -> u64 {
-    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
-    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
 /// What is to be heard now.

@@ -193,8 +193,8 @@ fn has_open(holder: u32, of: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a descriptor of `holder` leads to such a file of process `of`. In another mount of `/proc` numbers are others,
-/// so any such file that a program has may be its own.
+/// Whether a descriptor of `holder` leads to such a file of process `of`. In another mount of `/proc` numbers are
+/// others, so any such file that a program has may be its own.
 fn is_file_of(link: &str, holder: u32, of: u32) -> bool {
     let mut parts = link.rsplit('/');
     if !parts.next().is_some_and(|name| NAMES.contains(&name)) {

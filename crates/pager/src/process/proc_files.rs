@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::machine_memory::{MachineMemory, bytes_of};
+use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
@@ -173,6 +174,12 @@ pub fn maps_of(number: u32) -> io::Result<String> {
 /// The maps with flags of process `number`.
 pub fn smaps(number: u32) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{number}/smaps"))
+}
+
+/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
+pub fn room_bytes(process: u32) -> u64 {
+    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
+    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

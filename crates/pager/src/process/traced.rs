@@ -16,7 +16,7 @@ use crate::limits::TRACED_LOOK_INTERVAL;
 use crate::page_table::page_indexes::SpaceId;
 use crate::pager_state::PagerState;
 use crate::process::Survey;
-use crate::process::calls::room_bytes;
+use crate::process::proc_files::room_bytes;
 
 /// See the module text.
 #[derive(Default)]

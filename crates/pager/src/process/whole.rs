@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{WHOLE_PAUSE_MAX, WHOLE_PAUSE_MIN};
-use crate::process::calls::room_bytes;
 use crate::process::openings::{Openings, is_open_anywhere};
+use crate::process::proc_files::room_bytes;
 use crate::process::{Survey, is_memory_gone};
 
 /// Of one program; see the module text.
