@@ -62,6 +62,7 @@ mod pager {
     mod ordinary_user;
     mod prefetching;
     mod refused;
+    mod residency;
     mod sanitizers;
     mod shared_memory;
     mod slow_donors;

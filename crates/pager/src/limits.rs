@@ -278,6 +278,19 @@ pub const ARGUMENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// Were it not over, it would fail.
 pub const MOVE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// When it is looked first whether a program still has to be whole, and how long after that at most: all descriptors of
+/// the machine are read.
+pub const WHOLE_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// See [`WHOLE_PAUSE_MIN`].
+pub const WHOLE_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// Of so many threads of a program it is heard when their own files of `/proc` are opened: that takes two descriptors
+/// each. Debuggers open those of the first one.
+pub const OPENINGS_THREADS_MAX: usize = 4;
+
+/// Of so many programs the user is told by name that their memory is read by such files.
+pub const OPENINGS_TOLD_MAX: u32 = 16;
+
 /// How often programs are looked for that never said hello: those that live for less are over before their memory
 /// hurts.
 pub const UNPAGED_LOOK_INTERVAL: Duration = Duration::from_millis(200);

@@ -3,12 +3,13 @@
 //! A thread that installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the
 //! program. The program, its children and all that they execute inherit it. A call that is never asked about costs
 //! what any filter costs: the kernel knows these by their numbers alone (`seccomp_cache_prepare` in
-//! kernel/seccomp.c), and runs the filter for `clone`, `ioctl`, `madvise`, `mremap` and `process_madvise` only.
+//! kernel/seccomp.c), and runs the filter for `clone`, `ioctl`, `madvise`, `mremap`, `process_madvise` and `ptrace`
+//! only.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use crate::call_notices::{GUARD_ADVICES, OBJECT_ADVICES, SHARED_CALLS};
+use crate::call_notices::{GUARD_ADVICES, OBJECT_ADVICES, PAGEMAP_SCAN, SHARED_CALLS};
 
 /// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that no thread is to be asked about: the pager's
 /// own. The kernel takes three.
@@ -175,11 +176,26 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
         add(CLONE, &[Load(low(0)), HasNot(libc::CLONE_VM as u32), End(ASK)]);
     }
     add(IOCTL, &[Load(low(1)), Is(REGISTER), Load(low(3)), IsNot(UNASKED), End(ASK)]);
+    rules.extend(residency_rules());
     if asked.shared_memory {
         rules.extend(shared_memory_rules());
     }
     rules.push(vec![End(ALLOW)]);
     rules.iter().flat_map(|steps| rule(steps)).collect()
+}
+
+/// What is asked about because it depends on which pages are there: the kernel says which, or a thread is traced, whose
+/// tracer cannot wait for a page.
+fn residency_rules() -> [Vec<Step>; 4] {
+    use Step::{End, Is, IsOneOf, Load};
+    let traced =
+        |requests: [u32; 2]| vec![Load(NUMBER), Is(libc::SYS_ptrace as u32), Load(low(0)), IsOneOf(requests), End(ASK)];
+    [
+        vec![Load(NUMBER), Is(libc::SYS_mincore as u32), End(ASK)],
+        vec![Load(NUMBER), Is(IOCTL), Load(low(1)), Is(PAGEMAP_SCAN), End(ASK)],
+        traced([libc::PTRACE_ATTACH, libc::PTRACE_SEIZE]),
+        vec![Load(NUMBER), Is(libc::SYS_ptrace as u32), Load(low(0)), Is(libc::PTRACE_TRACEME), End(ASK)],
+    ]
 }
 
 /// `F_SETFL` and `MREMAP_DONTUNMAP` (Linux 5.7).
@@ -308,6 +324,11 @@ mod tests {
         assert_eq!(of(libc::SYS_read, [0; 6]), ALLOW);
         assert_eq!(of(libc::SYS_fork | i64::from(X32), [0; 6]), ALLOW);
         assert_eq!(verdict(&all, libc::SYS_fork, 0x4000_0003, [0; 6]), ALLOW, "of another machine");
+        assert_eq!(of(libc::SYS_mincore, [0; 6]), ASK);
+        assert_eq!(of(libc::SYS_ioctl, [3, PAGEMAP_SCAN.into(), 9, 0, 0, 0]), ASK);
+        for (request, expected) in [(0, ASK), (16, ASK), (0x4206, ASK), (2, ALLOW), (17, ALLOW)] {
+            assert_eq!(of(libc::SYS_ptrace, [request, 7, 0, 0, 0, 0]), expected, "{request}");
+        }
         let few = instructions(Asked::default());
         for number in [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_mremap] {
             assert_eq!(verdict(&few, number, X86_64, [1, 8, 8, 3, 0, 0]), ALLOW);

@@ -66,6 +66,9 @@ pub static SHARED_CALLS: [SharedCall; 17] = [
     shared_call(libc::SYS_mremap, "mremap", false, true),
 ];
 
+/// `PAGEMAP_SCAN` ([`crate::pagemap`]).
+pub const PAGEMAP_SCAN: u32 = 0xc060_6610;
+
 /// `UFFDIO_REGISTER`, see [`crate::call_filter`].
 const REGISTER: u32 = 0xc020_aa00;
 
@@ -136,6 +139,17 @@ pub enum Called {
     /// `mremap` of this range to an address of the program's choice with its length as it was. From Linux 6.17 on the
     /// range may have several mappings, but none that is registered (`EFAULT`).
     Move(Range<u64>),
+    /// `mincore` of this range: which pages are there.
+    Residency(Range<u64>),
+    /// `ioctl(PAGEMAP_SCAN)`: which pages of a process are there, and were written.
+    PageScan {
+        /// Of which process: a descriptor of the caller's.
+        descriptor: u32,
+        /// Where its `struct pm_scan_arg` lies.
+        argument: u64,
+    },
+    /// `ptrace` by which a thread begins to trace this one, in the caller's numbers; `None`: the caller is traced.
+    Trace(Option<u32>),
     /// A call after which shared memory may be reached or written to in a way that no message tells of.
     Shared {
         /// Which, by its place in [`SHARED_CALLS`].
@@ -157,6 +171,14 @@ impl Called {
             }
             libc::SYS_ioctl if arguments[1] as u32 == REGISTER => {
                 Some(Self::RegisterUserfaultfd { argument: arguments[2] })
+            }
+            libc::SYS_ioctl if arguments[1] as u32 == PAGEMAP_SCAN => {
+                Some(Self::PageScan { descriptor: arguments[0] as u32, argument: arguments[2] })
+            }
+            libc::SYS_mincore => range(arguments[1]).map(Self::Residency),
+            libc::SYS_ptrace => {
+                let is_own = arguments[0] as u32 == libc::PTRACE_TRACEME;
+                Some(Self::Trace((!is_own).then_some(arguments[1] as u32)))
             }
             libc::SYS_mremap if arguments[1] == arguments[2] && arguments[3] & libc::MREMAP_FIXED as u64 != 0 => {
                 range(arguments[1]).map(Self::Move)
@@ -185,8 +207,16 @@ impl Called {
             Self::Guard(_) | Self::Guards { .. } => "a change of guard pages (madvise)",
             Self::RegisterUserfaultfd { .. } => "UFFDIO_REGISTER",
             Self::Move(_) => "mremap",
+            Self::Residency(_) => "mincore",
+            Self::PageScan { .. } => "PAGEMAP_SCAN",
+            Self::Trace(_) => "ptrace",
             Self::Shared { call, .. } => SHARED_CALLS[*call].name,
         }
+    }
+
+    /// Whether it is over once its thread had [`SHORT_CALL_TICKS`] of a CPU.
+    fn is_short(&self) -> bool {
+        matches!(self, Self::Residency(_) | Self::PageScan { .. } | Self::Trace(_))
     }
 
     /// The numbers of the calls that it may be.
@@ -195,7 +225,9 @@ impl Called {
             Self::Fork => &[libc::SYS_clone, libc::SYS_fork],
             Self::Guard(_) => &[libc::SYS_madvise],
             Self::Guards { .. } => &[libc::SYS_process_madvise],
-            Self::RegisterUserfaultfd { .. } => &[libc::SYS_ioctl],
+            Self::RegisterUserfaultfd { .. } | Self::PageScan { .. } => &[libc::SYS_ioctl],
+            Self::Residency(_) => &[libc::SYS_mincore],
+            Self::Trace(_) => &[libc::SYS_ptrace],
             Self::Move(_) => &[libc::SYS_mremap],
             Self::Shared { call, .. } => std::slice::from_ref(&SHARED_CALLS[*call].number),
         }
@@ -223,7 +255,7 @@ pub struct CallNotice {
     pub thread: u32,
     /// The call.
     pub called: Called,
-    /// Of a fork.
+    /// Of a fork, and of calls that are over after little time of a CPU.
     before: Option<Traces>,
 }
 
@@ -233,17 +265,18 @@ pub struct AllowedCall {
     process: u32,
     thread: u32,
     called: Called,
-    /// Of a fork.
+    /// As in [`CallNotice`].
     before: Option<Traces>,
     /// When it was allowed ([`uptime_ticks`]).
     allowed_ticks: u64,
 }
 
-/// By what one sees that a thread came out of a fork.
+/// By what one sees that a thread came out of a call.
 #[derive(Debug)]
 struct Traces {
     children: HashSet<String>,
     user_ticks: u64,
+    cpu_ticks: u64,
 }
 
 impl CallNotices {
@@ -278,7 +311,8 @@ impl CallNotices {
             let response = Response { id, value: 0, error: 0, flags: GO_ON };
             return self.respond(response).map(|()| None).map_err(NoticeError::Lost);
         };
-        let before = |process| (called == Called::Fork).then(|| Traces::of(process, thread)).transpose();
+        let before =
+            |process| (called == Called::Fork || called.is_short()).then(|| Traces::of(process, thread)).transpose();
         let seen = process_of(thread).and_then(|process| Ok((process, before(process)?)));
         let name = called.name();
         let error = match seen {
@@ -346,6 +380,7 @@ impl AllowedCall {
             return true;
         }
         match (Traces::of(self.process, self.thread), &self.before) {
+            (Ok(now), Some(before)) if self.called.is_short() => now.cpu_ticks > before.cpu_ticks + SHORT_CALL_TICKS,
             (Ok(now), Some(before)) => now.shows_more_than(before, |child| self.is_new(child)),
             (Ok(_), None) => false,
             (Err(error), _) => is_end(&error),
@@ -371,6 +406,9 @@ fn is_end(error: &io::Error) -> bool {
 /// takes 20 ms a GiB.
 const FORK_TICKS_MAX: u64 = 500;
 
+/// One second: the kernel looks at some 100 GiB of page tables in that time. A thread that lost its CPU gets none.
+const SHORT_CALL_TICKS: u64 = 100;
+
 impl Traces {
     fn of(process: u32, thread: u32) -> io::Result<Self> {
         let directory = format!("/proc/{process}/task/{thread}");
@@ -380,6 +418,7 @@ impl Traces {
         Ok(Self {
             children: children.split_whitespace().map(str::to_owned).collect(),
             user_ticks: stat.user_ticks().ok_or(io::ErrorKind::InvalidData)?,
+            cpu_ticks: stat.cpu_ticks().ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 
@@ -422,6 +461,11 @@ mod tests {
         assert_eq!(of(libc::SYS_ioctl, [3, 0xc020_aa00, 0x5000, 0, 0, 0]), Some(register));
         assert_eq!(of(libc::SYS_mremap, [0x1000, 0x2000, 0x2000, 3, 0x9000, 0]), Some(Called::Move(0x1000..0x3000)));
         assert_eq!(of(libc::SYS_madvise, [0x1000, u64::MAX, 102, 0, 0, 0]), None, "the range wraps around");
+        assert_eq!(of(libc::SYS_mincore, [0x1000, 0x800, 9, 0, 0, 0]), Some(Called::Residency(0x1000..0x1800)));
+        let scan = Called::PageScan { descriptor: 3, argument: 0x5000 };
+        assert_eq!(of(libc::SYS_ioctl, [3, PAGEMAP_SCAN.into(), 0x5000, 0, 0, 0]), Some(scan));
+        assert_eq!(of(libc::SYS_ptrace, [16, 7, 0, 0, 0, 0]), Some(Called::Trace(Some(7))));
+        assert_eq!(of(libc::SYS_ptrace, [0; 6]), Some(Called::Trace(None)));
         assert_eq!(of(libc::SYS_read, [0; 6]), None);
         let shared = |number: i64, arguments| {
             let Some(Called::Shared { call, range }) = of(number, arguments) else { panic!("{number} is one of them") };
@@ -465,6 +509,7 @@ mod tests {
         let traces = |children: &[&str], user_ticks| Traces {
             children: children.iter().map(|child| (*child).to_owned()).collect(),
             user_ticks,
+            cpu_ticks: user_ticks,
         };
         let before = traces(&["7", "8"], 5);
         let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != "10");
@@ -478,7 +523,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ended_forks_no_more() {
-        let before = Traces { children: HashSet::new(), user_ticks: 0 };
+        let before = Traces { children: HashSet::new(), user_ticks: 0, cpu_ticks: 0 };
         let (process, called) = (u32::MAX >> 1, Called::Fork);
         assert!(AllowedCall { process, thread: process, called, before: Some(before), allowed_ticks: 0 }.is_over());
     }

@@ -31,6 +31,7 @@
 //! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in
 //!   the middle of.
 //! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
+//! - [`lease`]: files whose openings wait.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`own_files`]: files of this user, which no other user can exchange. [`core_dumps`]: none of this process.
@@ -54,6 +55,7 @@ pub mod event;
 pub mod fuse;
 pub mod guardian;
 pub mod io_ring;
+pub mod lease;
 pub mod loop_device;
 pub mod machine_memory;
 pub mod mapping;

@@ -8,6 +8,9 @@ use std::io;
 use std::ops::{BitOr, Range};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::lease::open_unless_leased;
 
 /// What a page is (`PAGE_IS_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,9 +86,9 @@ pub struct Scan {
 }
 
 /// The page table of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Pagemap {
-    file: File,
+    file: Arc<File>,
 }
 
 /// `struct pm_scan_arg`.
@@ -109,9 +112,14 @@ struct ScanArgument {
 const SCAN: u32 = 3 << 30 | (size_of::<ScanArgument>() as u32) << 16 | (b'f' as u32) << 8 | 16;
 
 impl Pagemap {
-    /// That of process `pid`.
+    /// That of process `pid`; `WouldBlock` if another process has a lease on it.
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))? })
+        Ok(Self { file: Arc::new(open_unless_leased(format!("/proc/{pid}/pagemap"))?) })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
     }
 
     /// Looks for pages of `range`, and fills `regions` from the start. Fails with `ESRCH` when the process has ended.

@@ -2,16 +2,12 @@
 //! away.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::Path;
 
 use super::{signal, wait_until};
 
 const PAGE_BYTES: u64 = 4096;
-
-/// An entry of `/proc/PID/pagemap` whose page is in the program's memory (admin-guide/mm/pagemap.rst).
-const PRESENT: u64 = 1 << 63;
 
 fn processes() -> impl Iterator<Item = u32> {
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -86,20 +82,21 @@ impl Drop for EndedAtLast<'_> {
 }
 
 /// Pages of a process's anonymous mappings of at least `least_bytes` that are not in its memory. `None` if it has no
-/// such mapping, or ends.
+/// such mapping, or ends. Opening its pagemap would bring them back.
 pub(crate) fn pages_away(pid: u32, least_bytes: u64) -> Option<usize> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let large: Vec<(u64, u64)> =
-        maps.lines().filter_map(anonymous_mapping).filter(|(start, end)| end - start >= least_bytes).collect();
-    let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok()?;
-    let mut away = 0;
-    for (start, end) in &large {
-        let mut entries = vec![0; ((end - start) / PAGE_BYTES) as usize * size_of::<u64>()];
-        pagemap.read_exact_at(&mut entries, start / PAGE_BYTES * size_of::<u64>() as u64).ok()?;
-        let (entries, _) = entries.as_chunks();
-        away += entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & PRESENT == 0).count();
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).ok()?;
+    let (mut found, mut mapped_bytes) = (None, 0);
+    for line in smaps.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:").filter(|_| mapped_bytes > 0) {
+            let local_bytes = kib.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10;
+            *found.get_or_insert(0) += ((mapped_bytes - local_bytes) / PAGE_BYTES) as usize;
+            mapped_bytes = 0;
+        } else if line.contains('-') {
+            let range = anonymous_mapping(line).filter(|(start, end)| end - start >= least_bytes);
+            mapped_bytes = range.map_or(0, |(start, end)| end - start);
+        }
     }
-    (!large.is_empty()).then_some(away)
+    found
 }
 
 /// Where a line of `/proc/PID/maps` begins and ends, if it is private memory of no file.

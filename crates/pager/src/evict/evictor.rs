@@ -12,6 +12,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{BATCHES, EvictorState, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
+use spillway_sys::pagemap::Pagemap;
 
 use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
 use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
@@ -47,12 +48,20 @@ pub struct SeatEvictor {
     is_gone: Arc<AtomicBool>,
     /// Where its thread's number is told: its faults are never held back (rule 15).
     thread: Arc<AtomicU32>,
+    /// What is there of the program.
+    pagemap: Option<Pagemap>,
     tasks: Vec<Task>,
 }
 
 impl SeatEvictor {
     /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
-    pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
+    pub fn new(
+        seat: Seat,
+        pool: Arc<BufferPool>,
+        is_gone: Arc<AtomicBool>,
+        thread: Arc<AtomicU32>,
+        pagemap: Option<Pagemap>,
+    ) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
         let requests = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
         Self {
@@ -68,6 +77,7 @@ impl SeatEvictor {
             is_told: false,
             is_gone,
             thread,
+            pagemap,
             tasks,
         }
     }
@@ -212,7 +222,8 @@ impl Evictor for SeatEvictor {
         } else {
             let requests = &self.requests[self.batch];
             let (seat, pool) = (&self.seat, self.pool.memory());
-            let rescue = Rescue { seat, batch: self.batch, process, thread, requests, pool };
+            let Some(pagemap) = &self.pagemap else { return false };
+            let rescue = Rescue { seat, batch: self.batch, process, thread, pagemap, requests, pool };
             if requests.is_empty() || !rescue.run(outcomes).unwrap_or(false) {
                 return false;
             }
@@ -269,7 +280,7 @@ mod tests {
 
     fn evictor() -> SeatEvictor {
         let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
-        SeatEvictor::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
+        SeatEvictor::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default(), None)
     }
 
     #[test]

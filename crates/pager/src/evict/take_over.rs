@@ -62,6 +62,8 @@ pub struct Rescue<'a> {
     pub process: u32,
     /// The evictor's thread.
     pub thread: u32,
+    /// What is there of the program. It is not opened here: that would wait for the survey (`process::openings`).
+    pub pagemap: &'a Pagemap,
     /// What the evictor was to do.
     pub requests: &'a [EvictRequest],
     /// The write-back pool.
@@ -79,17 +81,17 @@ impl Rescue<'_> {
         let Some(staging) = self.seat.staging().filter(|_| is_sure && is_stopped(self.process, self.thread)) else {
             return Ok(false);
         };
-        let pagemap = Pagemap::open(self.process)?;
+        let pagemap = self.pagemap;
         let mut seen = vec![Seen::default(); self.requests.len()];
         for (one, request) in seen.iter_mut().zip(self.requests) {
-            one.in_place = is_there(&pagemap, request.page.address())?;
+            one.in_place = is_there(pagemap, request.page.address())?;
         }
         let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
         for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
-            let is_read = is_there(&pagemap, place(index))? && self.read(place(index), content)?;
+            let is_read = is_there(pagemap, place(index))? && self.read(place(index), content)?;
             // Nothing is moved any more, so a page that is still there was there all the time.
-            seen[index].staged = is_read && is_there(&pagemap, place(index))?;
+            seen[index].staged = is_read && is_there(pagemap, place(index))?;
         }
         for (index, outcome) in outcomes.iter_mut().enumerate().take(self.requests.len()) {
             *outcome = self.outcome(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);

@@ -8,6 +8,9 @@
 //!   stays there, and nothing is brought there; when the call is over, the kernel says where guards are
 //!   ([`PageTable::guard`](crate::page_table::PageTable::guard)).
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
+//! - What says which pages are there (`mincore`, `PAGEMAP_SCAN`): those of the range come back, are unprotected, and
+//!   stay until the call is over.
+//! - A program that another begins to trace is whole before that (`whole`), as long as it is traced.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
 use std::io;
@@ -20,11 +23,11 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::call_notices::{AllowedCall, CallNotice, CallNotices, Called, NoticeError, Probe};
-use spillway_sys::machine_memory::MachineMemory;
-use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Query, Region};
-use spillway_sys::process::share_memory;
+use spillway_sys::proc_text::{fields, words};
+use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
+use spillway_sys::tracee::give_back_rest;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
@@ -33,7 +36,8 @@ use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::ranges::Ranges;
 use crate::process::Survey;
-use crate::process::proc_files::{self, Process};
+use crate::process::proc_files::{self, Process, room_bytes};
+use crate::process::traced::unprotect;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -46,9 +50,11 @@ pub(super) struct Calls {
     probe: Probe,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
+    /// Calls of processes whose memory is not known yet.
+    early: Vec<Early>,
     waiting: Vec<Waiting>,
     /// Calls whose arguments lie in memory that could not be read yet.
-    unread: Vec<Unread>,
+    unread: Vec<Early>,
     under_way: Vec<UnderWay>,
 }
 
@@ -70,8 +76,8 @@ struct Waiting {
     page_in: ForkPageIn,
 }
 
-/// A call whose arguments could not be read yet.
-struct Unread {
+/// A call that cannot be judged yet.
+struct Early {
     listener: Arc<Listening>,
     notice: CallNotice,
     since: Instant,
@@ -94,6 +100,13 @@ enum Effect {
     },
     /// The kernel says where in this range guards are.
     Guards(Vec<Arc<AddressSpace>>, Range<u64>),
+    /// Pages may leave again.
+    Residency {
+        /// Holds them.
+        _gathering: ForkPageIn,
+    },
+    /// It is seen then whether these are traced.
+    Trace(Vec<SpaceId>),
     /// What is there then may be paged.
     Move(Vec<SpaceId>, Range<u64>),
     /// Shared objects may be taken in.
@@ -102,7 +115,14 @@ enum Effect {
 
 impl Calls {
     pub(super) fn new(probe: Probe) -> Self {
-        Self { probe, listeners: Vec::new(), waiting: Vec::new(), unread: Vec::new(), under_way: Vec::new() }
+        Self {
+            probe,
+            listeners: Vec::new(),
+            early: Vec::new(),
+            waiting: Vec::new(),
+            unread: Vec::new(),
+            under_way: Vec::new(),
+        }
     }
 
     /// Takes in what a program brought, if it did. False: its forks ask no pager that is known here, so it must not go
@@ -125,9 +145,15 @@ impl Calls {
     pub(super) fn may_take_objects_in(&self) -> bool {
         let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
         !self.listeners.is_empty()
+            && self.early.is_empty()
             && self.waiting.is_empty()
             && self.unread.is_empty()
             && self.under_way.iter().all(is_fork)
+    }
+
+    /// Whether a call by which this program begins to be traced may be under way.
+    pub(super) fn is_tracing(&self, space: SpaceId) -> bool {
+        self.under_way.iter().any(|one| matches!(&one.effect, Effect::Trace(spaces) if spaces.contains(&space)))
     }
 
     fn hears_forks(&self) -> bool {
@@ -146,7 +172,7 @@ impl Calls {
             matches!(one.effect, Effect::Fork { .. })
                 || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
-        !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
+        !self.early.is_empty() || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
     }
 }
 
@@ -165,10 +191,13 @@ impl Survey {
         for listener in self.calls.listeners.clone() {
             while self.hear_call(&listener, now) {}
         }
+        for Early { listener, notice, since } in std::mem::take(&mut self.calls.early) {
+            self.begin_call(&listener, notice, since, now);
+        }
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
         }
-        for Unread { listener, notice, since } in std::mem::take(&mut self.calls.unread) {
+        for Early { listener, notice, since } in std::mem::take(&mut self.calls.unread) {
             self.begin_call(&listener, notice, since, now);
         }
         let is_over = |one: &mut UnderWay| {
@@ -211,13 +240,17 @@ impl Survey {
 
     /// Of a call that was heard of at `since`.
     fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, since: Instant, now: Instant) {
+        let processes = processes_of(&notice);
+        if !processes.iter().all(|process| self.knows_memory_of(*process)) {
+            return self.calls.early.push(Early { listener: Arc::clone(listener), notice, since });
+        }
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
         earlier.into_iter().for_each(|one| self.end_call(one.effect));
         let range = match range_of(&notice) {
             // It waits for its own memory, as it would in the kernel.
             Err(_) if now.saturating_duration_since(since) < ARGUMENTS_PATIENCE => {
-                return self.calls.unread.push(Unread { listener: Arc::clone(listener), notice, since });
+                return self.calls.unread.push(Early { listener: Arc::clone(listener), notice, since });
             }
             Err(_) => return self.refuse_notice(listener, notice, "its arguments cannot be read"),
             Ok(range) => range,
@@ -225,7 +258,7 @@ impl Survey {
         self.shared.counters.forks.add(u64::from(notice.called == Called::Fork));
         // What the kernel refuses anyhow, or does as ever, changes nothing here.
         let (range, mut concerned) = match range {
-            Some(range) => (range, self.who_calls(notice.process)),
+            Some(range) => (range, self.memory_of(&processes)),
             None => (0..0, Vec::new()),
         };
         let objects = self.objects_before(&notice, &range, &concerned, now);
@@ -272,6 +305,32 @@ impl Survey {
         concerned.map(|tracked| Arc::clone(&tracked.space)).collect()
     }
 
+    /// The memory of all of `processes`.
+    fn memory_of(&self, processes: &[u32]) -> Vec<Arc<AddressSpace>> {
+        let mut found: Vec<Arc<AddressSpace>> = Vec::new();
+        for space in processes.iter().flat_map(|process| self.who_calls(*process)) {
+            if found.iter().all(|known| known.id != space.id) {
+                found.push(space);
+            }
+        }
+        found
+    }
+
+    /// Whether all memory is known that a process may have: of one that was forked just now, its parent has told.
+    fn knows_memory_of(&mut self, process: u32) -> bool {
+        if self.tracked.iter().any(|tracked| tracked.space.process.load(Ordering::Relaxed) == process) {
+            return true;
+        }
+        let spaces = self.shared.spaces();
+        let programs = spaces.iter().filter(|space| !space.is_object);
+        let is_told = programs.fold(true, |is_told, space| {
+            let mut state = space.lock();
+            self.shared.apply_events(space, &mut state) && is_told
+        });
+        self.take_strangers_in();
+        is_told
+    }
+
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
         match self.objects_progress(&waiting.objects, now) {
             PageInProgress::All => {}
@@ -280,14 +339,14 @@ impl Survey {
         }
         match waiting.page_in.look(now, &room_bytes) {
             PageInProgress::NotYet => self.calls.waiting.push(waiting),
-            PageInProgress::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
+            PageInProgress::All if !self.prepare_call(&waiting, now) => self.calls.waiting.push(waiting),
             PageInProgress::All => self.allow_call(waiting, now),
             PageInProgress::Never(reason) => self.refuse_call(waiting, &reason),
         }
     }
 
     /// Does what must be done before the call; false if it cannot be done now.
-    fn prepare_call(&mut self, waiting: &Waiting) -> bool {
+    fn prepare_call(&mut self, waiting: &Waiting, now: Instant) -> bool {
         let range = &waiting.range;
         match waiting.notice.called {
             Called::Fork => {
@@ -298,6 +357,13 @@ impl Survey {
                 .page_in
                 .spaces()
                 .all(|space| space.lock().page_table.guard(range, &mut self.shared.page_indexes())),
+            Called::Residency(_) | Called::PageScan { .. } => {
+                waiting.page_in.spaces().all(|space| unprotect(&self.shared, space, range, None))
+            }
+            // A thread has one tracer.
+            Called::Trace(_) => {
+                !give_back_rest() && waiting.page_in.spaces().all(|space| self.become_whole(space, now))
+            }
             Called::Shared { .. } => true,
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
@@ -306,7 +372,7 @@ impl Survey {
     }
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
-    fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
+    pub(super) fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
         let mut state = space.lock();
         // As for guards: nothing of it is away, and nothing leaves.
         if !state.page_table.guard(range, &mut self.shared.page_indexes()) {
@@ -320,7 +386,10 @@ impl Survey {
         for one in maps::parse(&text).iter().filter(|one| one.is_anonymous) {
             mapped.insert(one.range.clone());
         }
-        for part in tracked.iter().flat_map(|tracked| tracked.left_alone.iter()) {
+        // And what is ours.
+        let excluded =
+            tracked.iter().flat_map(|tracked| tracked.left_alone.iter().chain(tracked.excluded.iter().cloned()));
+        for part in excluded.chain(space.evictors_ranges()) {
             mapped.remove(&part);
         }
         for part in mapped.within(range) {
@@ -364,6 +433,10 @@ impl Survey {
         let effect = match called {
             Called::Fork => Effect::Fork { _gathering: page_in },
             Called::Guard(_) | Called::Guards { .. } if !spaces.is_empty() => Effect::Guards(spaces, range),
+            Called::Residency(_) | Called::PageScan { .. } if !spaces.is_empty() => {
+                Effect::Residency { _gathering: page_in }
+            }
+            Called::Trace(_) if !spaces.is_empty() => Effect::Trace(spaces.iter().map(|space| space.id).collect()),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             Called::Shared { range: Some(_), .. } => Effect::Shared,
             _ => return,
@@ -386,7 +459,7 @@ impl Survey {
 
     fn end_call(&mut self, effect: Effect) {
         match effect {
-            Effect::Fork { .. } | Effect::Shared => {}
+            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Trace(_) => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
                     let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
@@ -415,6 +488,18 @@ impl Survey {
     }
 }
 
+/// The processes whose memory a call is about.
+fn processes_of(notice: &CallNotice) -> Vec<u32> {
+    match notice.called {
+        // In another mount of `/proc` the number may be the caller's own.
+        Called::PageScan { descriptor, .. } => {
+            std::iter::once(notice.process).chain(scanned_process(notice.thread, descriptor)).collect()
+        }
+        Called::Trace(Some(thread)) => vec![process_of(notice.process, thread)],
+        _ => vec![notice.process],
+    }
+}
+
 /// What a call changes; `None` if that is nothing that the pager has to do with. An error: its arguments cannot be
 /// read yet.
 fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
@@ -424,6 +509,15 @@ fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
         Called::Guards { vector, count } => addresses(notice.process, *vector, (*count).min(VECTOR_MAX))?
             .into_iter()
             .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end)),
+        Called::Residency(range) => Some(range.clone()),
+        // Behind `size` and `flags` of `struct pm_scan_arg` are the two ends.
+        Called::PageScan { argument, .. } => {
+            argument.checked_add(16).map(|place| word_pairs(notice.process, place, 1)).transpose()?.and_then(|mut pairs| {
+                let (start, end) = pairs.pop()?;
+                Some(start..end)
+            })
+        }
+        Called::Trace(_) => return Ok(Some(ALL)),
         // `struct uffdio_range` is its begin.
         Called::RegisterUserfaultfd { argument } => addresses(notice.process, *argument, 1)?.pop(),
         Called::Move(range) => is_of_several(notice.process, range).then(|| range.clone()),
@@ -443,19 +537,44 @@ fn is_of_several(process: u32, range: &Range<u64>) -> bool {
 /// `count` pieces of memory, as a program has them at `place`: an address and a number of bytes each. None where the
 /// kernel cannot read that either.
 fn addresses(process: u32, place: u64, count: u64) -> io::Result<Vec<Range<u64>>> {
-    const PIECE_BYTES: usize = 16;
-    let mut bytes = vec![0; count as usize * PIECE_BYTES];
+    let piece = |(start, length): (u64, u64)| Some(start..start.checked_add(length)?);
+    Ok(word_pairs(process, place, count)?.into_iter().filter_map(piece).collect())
+}
+
+/// `count` pairs of words that a program has at `place`; none where the kernel cannot read that either.
+fn word_pairs(process: u32, place: u64, count: u64) -> io::Result<Vec<(u64, u64)>> {
+    const PAIR_BYTES: usize = 16;
+    let mut bytes = vec![0; count as usize * PAIR_BYTES];
     match read_exact(process, place, &mut bytes) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
         Err(_) => return Ok(Vec::new()),
         Ok(()) => {}
     }
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    let piece = |piece: &[u8]| {
-        let (start, length) = piece.split_at(8);
-        Some(word(start)..word(start).checked_add(word(length))?)
+    let pair = |pair: &[u8]| (word(&pair[..8]), word(&pair[8..]));
+    Ok(bytes.chunks_exact(PAIR_BYTES).map(pair).collect())
+}
+
+/// The process whose `/proc/PID/pagemap` a descriptor of a thread is.
+fn scanned_process(thread: u32, descriptor: u32) -> Option<u32> {
+    let link = std::fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
+    link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()
+}
+
+/// The process of a thread that `caller` names, which may be in a PID namespace below this one; the caller's own for a
+/// thread that is not found.
+fn process_of(caller: u32, thread: u32) -> u32 {
+    let status = |number: u32| proc_files::status_of(number).unwrap_or_default();
+    let field = |text: &[u8], name: &str| -> Vec<u32> {
+        words::processes(fields::value_of(text, name).unwrap_or_default()).collect()
     };
-    Ok(bytes.chunks_exact(PIECE_BYTES).filter_map(piece).collect())
+    let depth = field(&status(caller), "NSpid").len();
+    let process = |number: u32| field(&status(number), "Tgid").first().copied();
+    if depth <= 1 {
+        return process(thread).unwrap_or(caller);
+    }
+    let is_named = |number: &u32| field(&status(*number), "NSpid").get(depth - 1) == Some(&thread);
+    every_process().unwrap_or_default().into_iter().find(is_named).unwrap_or(caller)
 }
 
 /// Where in `range` a program has guards; `None` if the kernel does not say.
@@ -468,12 +587,6 @@ fn guards(process: &Process, range: &Range<u64>, regions: &mut [Region]) -> Opti
         start = scan.end.max(start + PAGE);
     }
     Some(found)
-}
-
-/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
-pub(super) fn room_bytes(process: u32) -> u64 {
-    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
-    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
 /// What is to be heard now.

@@ -19,6 +19,7 @@ use crate::address_space::AddressSpace;
 use crate::limits::SEARCH_INTERVAL;
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
+use crate::process::openings::Openings;
 use crate::process::proc_files::{Process, maps_of};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 
@@ -37,14 +38,19 @@ impl Search {
 }
 
 impl Survey {
-    /// Takes in address spaces that came by a fork, and finds their processes.
-    pub(super) fn adopt_children(&mut self, now: Instant) {
+    /// Takes in address spaces that came by a fork.
+    pub(super) fn take_strangers_in(&mut self) {
         for space in self.strangers() {
             let parent = self.tracked.iter().find(|other| Some(other.space.id) == space.parent);
             if let Some(child) = parent.map(|parent| parent.child(space)) {
                 self.tracked.push(child);
             }
         }
+    }
+
+    /// Takes in address spaces that came by a fork, and finds their processes.
+    pub(super) fn adopt_children(&mut self, now: Instant) {
+        self.take_strangers_in();
         let mut orphans = self.orphans();
         orphans.sort_unstable_by_key(|(_, parent)| *parent);
         for family in orphans.chunk_by(|(_, one), (_, other)| one == other) {
@@ -132,6 +138,8 @@ impl Survey {
         self.forget(|tracked| has_left(tracked) && is_memory_gone(tracked));
         for tracked in self.tracked.iter_mut().filter(|tracked| has_left(tracked)) {
             tracked.process = None;
+            // Its number's files are another program's now, and this thread opens them next.
+            tracked.openings = Openings::default();
             tracked.space.process.store(0, std::sync::atomic::Ordering::Relaxed);
         }
     }

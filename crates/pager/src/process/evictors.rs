@@ -127,7 +127,12 @@ fn tell_of_failure(tracked: &mut TrackedProcess) {
 }
 
 fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
-    if tracked.process.is_none() || tracked.seat.is_some() || tracked.evictor_failure.is_some() {
+    // A thread that is to be traced by another has no other tracer; and of what is whole nothing leaves.
+    if tracked.whole.is_some()
+        || tracked.process.is_none()
+        || tracked.seat.is_some()
+        || tracked.evictor_failure.is_some()
+    {
         return Coming::Settled;
     }
     if tracked.attempt == 0 {

@@ -312,8 +312,9 @@ impl Survey {
         evictor.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
         evictor.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
-        let by_seat =
-            SeatEvictor::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
+        let (is_gone, thread) = (Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
+        let pagemap = tracked.process.as_ref().map(|process| process.pagemap.clone());
+        let by_seat = SeatEvictor::new(seat.clone(), pool, is_gone, thread, pagemap);
         *lock(&space.evictor) = Some(Box::new(by_seat));
         *lock(&space.seat) = Some(seat.clone());
         tracked.seat = Some(seat);

@@ -9,6 +9,7 @@
 //!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
 //!   for them.
+//! - `openings`: files of `/proc` by which a program's memory is read; `whole`: programs that stay local meanwhile.
 //! - `objects`: shared memory whose pages may leave; `object_looks`: when it is looked for; `descriptors`: by which
 //!   others reach it.
 //! - `huge_pages`: blocks that are whole and may be huge pages again.
@@ -34,6 +35,7 @@ pub mod memory;
 mod newcomers;
 mod object_looks;
 mod objects;
+mod openings;
 mod pace;
 mod pausing;
 pub mod proc_files;
@@ -43,6 +45,7 @@ mod sharing;
 mod staying;
 mod traced;
 mod unpaged;
+mod whole;
 
 use std::collections::HashSet;
 use std::io;
@@ -71,14 +74,17 @@ use self::greeting::Caller;
 use self::growth::{Growth, interval};
 use self::huge_pages::{HugePageLooks, HugePagesOf};
 use self::objects::Objects;
+use self::openings::{OpeningSignals, Openings};
 use self::pace::Pace;
 use self::pausing::{Hold, Respite, Restless};
 use self::proof::Proof;
 use self::staying::StayingLook;
 use self::traced::{Traced, unprotect};
 use self::unpaged::Unpaged;
+use self::whole::Whole;
 use crate::address_space::{AddressSpace, Wanted};
 use crate::budget::Budget;
+use crate::fork::page_in::ALL;
 use crate::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
     PROGRAMS_MAX, REGIONS_MAX, WHOLE_LOOK_REST_TIMES,
@@ -110,6 +116,10 @@ struct TrackedProcess {
     excluded: Vec<Range<u64>>,
     /// What is left to the program: nothing of it is registered.
     left_alone: Ranges,
+    /// All of it is local, or comes back.
+    whole: Option<Whole>,
+    /// By which its memory can be read.
+    openings: Openings,
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
     /// Where it may have huge pages.
@@ -151,6 +161,8 @@ impl TrackedProcess {
             place: None,
             excluded,
             left_alone: Ranges::default(),
+            whole: None,
+            openings: Openings::default(),
             places,
             huge_pages: HugePagesOf::default(),
             register_pace: Pace::default(),
@@ -228,6 +240,7 @@ pub struct Survey {
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
     calls: Calls,
+    opening_signals: OpeningSignals,
     /// Programs of which the user was told that they have a userfaultfd of their own.
     own_userfaultfds_told: HashSet<u32>,
     /// When memory that is not paged was looked for.
@@ -280,6 +293,7 @@ impl Survey {
             is_fullness_told: false,
             is_paging: false,
             calls,
+            opening_signals: OpeningSignals::default(),
             own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
             staying: StayingLook::new()?,
@@ -363,7 +377,11 @@ impl Survey {
 
     /// Whether something is under way that whole looks take on.
     fn is_busy(&self, now: Instant) -> bool {
-        self.calls.is_busy(now) || self.traced.is_busy() || self.is_someone_held || !self.holds.is_empty()
+        self.calls.is_busy(now)
+            || self.is_making_whole()
+            || self.traced.is_busy()
+            || self.is_someone_held
+            || !self.holds.is_empty()
     }
 
     fn look_at_all(&mut self, now: Instant, has_visitors: bool) {
@@ -375,6 +393,8 @@ impl Survey {
         self.read_notes();
         self.settle_newcomers();
         self.follow_calls(now);
+        self.hear_openings(now);
+        self.follow_wholes(now);
         self.adopt_children(now);
         self.look_at_objects(now);
         let resident = self.count_memory(now);
@@ -386,6 +406,7 @@ impl Survey {
             self.keep_pages();
         }
         if self.is_paging {
+            self.watch_openings(now);
             self.register_all(now);
             self.start_evictors(now);
             self.ask_for_cleared_words(now);
@@ -413,12 +434,14 @@ impl Survey {
         resident
     }
 
-    /// Hears of the calls that wait, and nothing else; how long to wait until the next look.
+    /// Hears of the calls that wait, openings too, and nothing else; how long to wait until the next look.
     pub fn hear_calls(&mut self, now: Instant) -> Duration {
         self.read_notes();
         self.settle_newcomers();
         self.follow_calls(now);
-        if self.calls.is_busy(now) { LOOK_INTERVAL_MIN } else { LOOK_INTERVAL_MAX }
+        self.hear_openings(now);
+        self.follow_wholes(now);
+        if self.calls.is_busy(now) || self.is_making_whole() { LOOK_INTERVAL_MIN } else { LOOK_INTERVAL_MAX }
     }
 
     /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
@@ -466,7 +489,7 @@ impl Survey {
             drop(state);
             if !clean.is_empty() {
                 // While the program changes its mappings: at the next look.
-                let _ = unprotect(&self.shared, &tracked.space, Some(clean));
+                let _ = unprotect(&self.shared, &tracked.space, &ALL, Some(clean));
             }
             self.keep_pages_of_objects(&tracked.space, &kept);
         }

@@ -31,10 +31,9 @@ use crate::mappings::staying_kinds::{
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::virtual_page::VirtualPage;
-use crate::process::calls::room_bytes;
 use crate::process::descriptors::holder_of;
 use crate::process::object_looks::{Looked, ObjectLooks, Unheld, Verdict};
-use crate::process::proc_files::{Process, maps_of, status_of};
+use crate::process::proc_files::{Process, maps_of, room_bytes, status_of};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::shared_memory::evictor::{ObjectEvictor, ObjectSigns};
 use crate::shared_memory::memory::ObjectMemory;

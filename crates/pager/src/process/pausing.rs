@@ -174,6 +174,7 @@ impl Survey {
     fn may_be_paused(&self, tracked: &TrackedProcess, now: Instant) -> bool {
         let space = &tracked.space;
         tracked.respite.is_due(now)
+            && tracked.whole.is_none()
             && tracked.process.is_some()
             && (tracked.has_evictor() || tracked.is_evictor_coming())
             && !space.is_gone()

@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::machine_memory::MachineMemory;
+use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::proc_text::words;
@@ -194,6 +196,12 @@ pub fn smaps(number: u32) -> io::Result<Vec<u8>> {
 /// The file `status` of process `number`.
 pub fn status_of(number: u32) -> io::Result<Vec<u8>> {
     fs::read(format!("/proc/{number}/status"))
+}
+
+/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
+pub fn room_bytes(process: u32) -> u64 {
+    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
+    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

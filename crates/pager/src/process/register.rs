@@ -50,7 +50,7 @@ impl Survey {
     }
 
     fn register(&mut self, tracked: &mut TrackedProcess) {
-        if is_evictor_settling(tracked.seat.as_ref()) {
+        if tracked.whole.is_some() || is_evictor_settling(tracked.seat.as_ref()) {
             return;
         }
         let Some(process) = &tracked.process else { return };

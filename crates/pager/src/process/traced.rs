@@ -6,6 +6,7 @@
 //! (strace) is paged as ever.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,8 +19,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::pager_state::PagerState;
 use crate::process::Survey;
-use crate::process::calls::room_bytes;
-use crate::process::proc_files::status_of;
+use crate::process::proc_files::{room_bytes, status_of};
 
 /// See the module text.
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl Survey {
             match held.page_in.look(now, &room_bytes) {
                 PageInProgress::NotYet => {}
                 PageInProgress::All => {
-                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space, None));
+                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space, &ALL, None));
                 }
                 PageInProgress::Never(reason) => {
                     held.is_settled = true;
@@ -108,14 +108,20 @@ impl Survey {
     }
 }
 
-/// Takes the write protection away from all pages that are there, or from `pages` of them: a debugger's write cannot
-/// wait either, nor the kernel's own. False: the program changes its mappings.
-pub(super) fn unprotect(shared: &PagerState, space: &AddressSpace, pages: Option<Vec<VirtualPage>>) -> bool {
+/// Takes the write protection away from all pages of `range` that are there, or from `pages` of it: a debugger's write
+/// cannot wait either, nor the kernel's own, and the kernel calls such pages unwritten. False: the program changes its
+/// mappings.
+pub(super) fn unprotect(
+    shared: &PagerState,
+    space: &AddressSpace,
+    range: &Range<u64>,
+    pages: Option<Vec<VirtualPage>>,
+) -> bool {
     let mut state = space.lock();
     if !shared.apply_events(space, &mut state) {
         return false;
     }
-    let pages = pages.unwrap_or_else(|| state.page_table.clean(&ALL));
+    let pages = pages.unwrap_or_else(|| state.page_table.clean(range));
     for page in pages.into_iter().filter(|page| state.page_table.is_clean(*page)).collect::<Vec<_>>() {
         if space.memory.unprotect(page.range()).is_ok() {
             state.page_table.written(page, &mut shared.page_indexes());

@@ -309,6 +309,7 @@ pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> 
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.guardian(), PollFlags::IN)];
         let listeners = waits.len();
         waits.extend(survey.call_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
+        waits.extend(survey.opening_signals().map(|signals| PollFd::from_borrowed_fd(signals, PollFlags::IN)));
         let visitors = waits.len();
         waits.extend(survey.visitors().map(|visitor| PollFd::from_borrowed_fd(visitor, PollFlags::IN)));
         let others = waits.len();

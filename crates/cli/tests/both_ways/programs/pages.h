@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -75,17 +76,13 @@ static inline void wait_good(pid_t child) {
     }
 }
 
-static inline int open_pagemap(void) {
-    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    if (pagemap < 0) fail("pagemap");
-    return pagemap;
-}
-
-/* Whether a page is in memory, by the page table alone. */
-static inline int is_present(int pagemap, uintptr_t address) {
-    uint64_t entry;
-    if (pread(pagemap, &entry, sizeof entry, (off_t)(address / PAGE * sizeof entry)) != sizeof entry) fail("pagemap");
-    return entry >> 63 != 0;
+/* Whether a page is in memory. move_pages(2) says so of any page and changes nothing when it is given no nodes; a program that opens its pagemap is
+ * not paged. */
+static inline int is_present(uintptr_t address) {
+    void *page = (void *)(address / PAGE * PAGE);
+    int status = 0;
+    if (syscall(SYS_move_pages, 0, 1UL, &page, NULL, &status, 0) != 0) fail("move_pages");
+    return status != -ENOENT;
 }
 
 /* Touches so much that everything else is paged out. */
@@ -103,17 +100,15 @@ static inline int is_paged_by_pager(void) {
 
 /* Presses until each of `count` pages at `target` is away; once where all memory is local. */
 static inline void press_out(char *memory, size_t pages, const char *target, size_t count) {
-    int pagemap = open_pagemap();
     size_t present = count;
     for (int presses = 0; present > 0 && presses < PRESSES_MAX; presses++) {
         /* What the kernel took for active once stays so while there are inactive pages enough, which a loop always brings; so it is told. */
         if (presses >= COLD_AFTER) madvise((void *)target, count * PAGE, MADV_COLD);
         press(memory, pages);
         present = 0;
-        for (size_t i = 0; i < count; i++) present += is_present(pagemap, (uintptr_t)target + i * PAGE);
+        for (size_t i = 0; i < count; i++) present += is_present((uintptr_t)target + i * PAGE);
         if (getenv("PAGED_BY") == NULL) present = 0;
     }
-    close(pagemap);
     if (present > 0) {
         fprintf(stderr, "%zu of %zu pages stay local\n", present, count);
         exit(1);
@@ -123,15 +118,13 @@ static inline void press_out(char *memory, size_t pages, const char *target, siz
 /* Presses until a quarter of the memory itself is away, as it is with half of it local; once where all memory is local. Who forks before that has pages that all are
  * shared, and none leaves. */
 static inline void press_part_out(char *memory, size_t pages) {
-    int pagemap = open_pagemap();
     size_t present = pages, enough = pages - pages / 4;
     for (int presses = 0; present > enough && presses < PRESSES_MAX; presses++) {
         press(memory, pages);
         present = 0;
-        for (size_t i = 0; i < pages; i++) present += is_present(pagemap, (uintptr_t)memory + i * PAGE);
+        for (size_t i = 0; i < pages; i++) present += is_present((uintptr_t)memory + i * PAGE);
         if (getenv("PAGED_BY") == NULL) present = 0;
     }
-    close(pagemap);
     if (present > enough) {
         fprintf(stderr, "%zu of %zu pages stay local\n", present, pages);
         exit(1);

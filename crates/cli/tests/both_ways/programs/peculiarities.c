@@ -145,14 +145,13 @@ enum { OTHERS = 16, KEPT_LOOKS_MAX = 1000, KEPT_LOOKS = 50, KEPT_LOOK_US = 10000
 /* The kernel serves no faults of the pager's for a thread that ends, so a lock that is held stays local (rule 4 of docs/pager.md), or comes back soon if it left just
  * before anybody saw that it is held. So it counts as kept once it was there for half a second. */
 static void press_without_effect(const struct holder *own) {
-    int pagemap = open_pagemap(), looks = 0, kept = 0;
+    int looks = 0, kept = 0;
     check(own->others, OTHERS, 2, "beside the lock");
     press_out(own->memory, own->pages, own->others, OTHERS);
     while (kept < KEPT_LOOKS && looks++ < KEPT_LOOKS_MAX) {
-        kept = is_present(pagemap, (uintptr_t)own->lock) ? kept + 1 : 0;
+        kept = is_present((uintptr_t)own->lock) ? kept + 1 : 0;
         usleep(KEPT_LOOK_US);
     }
-    close(pagemap);
     if (kept < KEPT_LOOKS) {
         fprintf(stderr, "a lock that is held has left\n");
         exit(1);
@@ -224,7 +223,7 @@ static void *sleep_on(void *argument) {
 
 /* Threads that sleep touch nothing of theirs; what the kernel needs when one of them ends stays all the same. */
 static void do_control(size_t pages) {
-    int ends[2], pagemap = open_pagemap();
+    int ends[2];
     if (pipe(ends) != 0) fail("pipe");
     struct sleeper *sleepers = (struct sleeper *)map(SLEEPERS * sizeof *sleepers);
     for (int i = 0; i < SLEEPERS; i++) {
@@ -239,7 +238,7 @@ static void do_control(size_t pages) {
     for (int round = 0; round < 3; round++) {
         press(memory, pages);
         for (int i = 0; i < SLEEPERS; i++)
-            if (!is_present(pagemap, sleepers[i].robust_list) || (sleepers[i].rseq && !is_present(pagemap, sleepers[i].rseq))) {
+            if (!is_present(sleepers[i].robust_list) || (sleepers[i].rseq && !is_present(sleepers[i].rseq))) {
                 fprintf(stderr, "the control block of thread %d has left\n", i);
                 exit(1);
             }

@@ -1,0 +1,136 @@
+//! Leases on files (fcntl(2), `F_SETLEASE`): whatever opens such a file waits in its call until the lease is given
+//! back, or for `/proc/sys/fs/lease-break-time` (45 s). Files of `/proc` can have one.
+//!
+//! An opening that shall not wait (`O_NONBLOCK`) fails with `EWOULDBLOCK` while there is a lease.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// `F_SETOWN_EX`, `F_SETSIG`, `F_OWNER_TID` and `struct f_owner_ex` of `linux/fcntl.h`.
+const SET_OWNER: i32 = 15;
+const SET_SIGNAL: i32 = 10;
+const OWNER_THREAD: i32 = 0;
+
+#[repr(C)]
+struct Owner {
+    kind: i32,
+    number: i32,
+}
+
+/// By which the kernel says that a file is being opened: no program is ended by this one.
+const SIGNAL: i32 = libc::SIGURG;
+
+/// A lease; given back when it is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    file: Arc<File>,
+}
+
+impl Lease {
+    /// A lease on `file`, which no other process has open as far as the kernel counts. Its [`LeaseSignals`] is that of
+    /// this thread.
+    pub fn take(file: Arc<File>) -> io::Result<Self> {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        let owner = Owner { kind: OWNER_THREAD, number: thread };
+        let descriptor = file.as_raw_fd();
+        // SAFETY: the kernel reads `owner` only, which lives through the call.
+        checked(unsafe { libc::fcntl(descriptor, SET_OWNER, &raw const owner) })?;
+        // SAFETY: no memory is handed over.
+        checked(unsafe { libc::fcntl(descriptor, SET_SIGNAL, SIGNAL) })?;
+        // SAFETY: as above.
+        checked(unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK) })?;
+        Ok(Self { file })
+    }
+
+    /// Whether a thread waits to open the file, or the lease is over.
+    pub fn is_awaited(&self) -> bool {
+        // SAFETY: no memory is handed over.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) != libc::F_WRLCK }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // One that took too long is over already.
+        // SAFETY: no memory is handed over.
+        let _ = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+}
+
+/// Opens a file to read it; `WouldBlock` if another process has a lease on it, which a program can have on its own
+/// files of `/proc`.
+pub fn open_unless_leased(path: impl AsRef<Path>) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// Readable when a file is being opened on which this thread has a lease.
+#[derive(Debug)]
+pub struct LeaseSignals {
+    descriptor: OwnedFd,
+}
+
+impl LeaseSignals {
+    /// Those of this thread, which blocks their signal from now on.
+    pub fn of_this_thread() -> io::Result<Self> {
+        let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the set is filled by the first call, and lives through the others, which read it.
+        let descriptor = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), SIGNAL);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        checked(descriptor)?;
+        // SAFETY: a descriptor that the kernel made just now, and no other thread has.
+        Ok(Self { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+    }
+
+    /// Makes it unreadable. Whether it was readable.
+    pub fn clear(&self) -> bool {
+        // The signal is one, however often it came.
+        rustix::io::read(&self.descriptor, &mut [0; size_of::<libc::signalfd_siginfo>()]).is_ok()
+    }
+}
+
+impl AsFd for LeaseSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn checked(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_opening_waits_until_the_lease_is_given_back() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        for name in ["pagemap", "mem"] {
+            let path = format!("/proc/{}/{name}", child.id());
+            // One that has not become the program yet is another after that.
+            let signals = LeaseSignals::of_this_thread().unwrap();
+            let lease = Lease::take(Arc::new(File::open(&path).unwrap())).unwrap();
+            assert!(!lease.is_awaited());
+            assert_eq!(open_unless_leased("/proc/self/statm").map(drop).map_err(|error| error.kind()), Ok(()));
+            let (opened, is_open) = std::sync::mpsc::channel();
+            let opener = std::thread::spawn(move || opened.send(File::open(path).is_ok()).unwrap());
+            let mut wait = [rustix::event::PollFd::new(&signals, rustix::event::PollFlags::IN)];
+            assert_eq!(rustix::event::poll(&mut wait, None).unwrap(), 1);
+            assert!(signals.clear() && !signals.clear());
+            assert!(lease.is_awaited() && is_open.try_recv().is_err(), "{name}");
+            drop(lease);
+            assert!(is_open.recv().unwrap());
+            opener.join().unwrap();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
