@@ -14,9 +14,6 @@ use crate::protocol::{CALL_STACK_END, CELL_WORDS, UNKNOWN_WORD, question};
 /// way would leave a program that never gets an evictor.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// An answer needs one system call, and nothing is lost where it does not come: the thread is asked again.
-const QUESTION_PATIENCE: Duration = Duration::from_millis(200);
-
 /// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and
 /// [`Ready`](crate::protocol::Ready); a forked child has all at the same addresses. A program says what it likes, so
 /// all of this is checked before it is used.
@@ -93,7 +90,7 @@ pub fn cleared_word(
         address = cell.answer.1;
         cell.answer.0 == number
     };
-    call_stub(places, thread, (question(number), QUESTION_PATIENCE), is_ours, is_done, deadline)?;
+    call_stub(places, thread, (question(number), START_PATIENCE), is_ours, is_done, deadline)?;
     match address {
         UNKNOWN_WORD => Err(TraceError::Failed),
         address => Ok((address != 0).then_some(address)),
