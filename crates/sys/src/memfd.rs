@@ -61,8 +61,8 @@ impl Memfd {
     /// Makes the pages of `[offset, offset + length)` of a new file present, zeroed. Fails when the machine has no
     /// memory left, instead of a later SIGBUS.
     ///
-    /// Piece by piece: pages of a call under way cannot be paged out (`shmem_fallocate` of the kernel). One call for all
-    /// fails in a memory group whose limit is smaller, such as that of a run around this one.
+    /// Piece by piece: pages of a call under way cannot be paged out (`shmem_fallocate` of the kernel). One call for
+    /// all fails in a memory group whose limit is smaller, such as that of a run around this one.
     ///
     /// Pages that were only allocated are zeroed by the first process that maps them, one fault for each; those that
     /// were written are mapped 16 at a time. For 32 MiB that is 20 ms instead of 36 until they are mapped and locked,

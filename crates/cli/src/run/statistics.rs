@@ -132,15 +132,15 @@ impl Statistics {
     }
 
     /// A call that asks for more shared memory than fits fails, and no kernel counts that. It shows where the program
-    /// failed, and its group was full while next to nothing had left it.
+    /// failed, and its group was full while little had left it.
     fn refused_call(&self) -> Option<String> {
         let (memory, limit_bytes) = (&self.memory, self.memory.limit_bytes_max?);
         let was_full = self.paging.limit_hits > 0 && memory.usage.file_bytes < limit_bytes / 4;
-        let nothing_left = memory.swapped_bytes_max < limit_bytes / 16;
+        let nothing_left = memory.swapped_bytes_max < limit_bytes / 2;
         let failed = matches!(self.ending, Ending::Exited(1..));
         (failed && was_full && nothing_left && self.paging.out_of_memory_kills == 0).then(|| {
             format!(
-                "the program failed, and its memory group was full at {} while nothing of it could leave: one fallocate of shared memory \
+                "the program failed, and its memory group was full at {} with little at donors: one fallocate of shared memory \
                  beyond the limit fails so (ENOMEM; PostgreSQL, Java with ZGC); give a --local above that memory, or use --via pager",
                 human(limit_bytes),
             )

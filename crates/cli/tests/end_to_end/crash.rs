@@ -288,10 +288,12 @@ fn a_crash_loop_ends_in_errors_and_doctor_brings_the_pages_back() {
     let mut written = Written::default();
     written.write(&device, |round| round > 500);
     let keeper = keeper(&stage);
+    let user = open(&device);
     let (aside, backing) = given_up(&stage);
     // It does not wait for a process that does not come.
-    let read = File::open(&device).and_then(|file| file.read_exact_at(&mut [0; PAGE], 0));
+    let read = user.read_exact_at(&mut Box::new(Aligned([0; _])).0, 0);
     assert!(read.is_err(), "no process can have read it");
+    drop(user);
     let log = fs::read_to_string(stage.registry().join("device-device.log")).unwrap();
     assert!(log.contains("given up"), "{log}");
     fs::rename(&aside, &backing).unwrap();
