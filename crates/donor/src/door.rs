@@ -17,8 +17,8 @@ use spillway_fabric::control::{FIRST_BYTES, shows_key};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::tcp::Greeting;
+use spillway_fabric::wire::proof::SessionName;
 
-use crate::donor_state::DonorState;
 use crate::lender::random::Random;
 use crate::limits::{DOOR_MAX, DOOR_TURN, SHOWN_MAX};
 use crate::listen::Peer;
@@ -69,15 +69,40 @@ impl Door {
         self.came.notify_all();
     }
 
-    fn await_some(&self, shared: &DonorState, waiting: &mut Vec<Waiting>) {
+    /// Takes those that came; the ones that give way go to `turn_away`.
+    fn await_some(&self, is_over: &impl Fn() -> bool, turn_away: &impl Fn(&Peer), waiting: &mut Vec<Waiting>) {
         let mut inside = self.lock();
-        while waiting.is_empty() && inside.new.is_empty() && !shared.is_stopping() {
+        while waiting.is_empty() && inside.new.is_empty() && !is_over() {
             inside = self.came.wait(inside).expect("no thread panics at the door");
         }
         waiting.append(&mut inside.new);
         while waiting.len() > DOOR_MAX {
             let chosen = inside.random.below(waiting.len());
-            shared.turn_away(&waiting.swap_remove(chosen).peer);
+            turn_away(&waiting.swap_remove(chosen).peer);
+        }
+    }
+
+    /// Lets those in that show something, until `is_over`; `knows` tells whether a session has a name.
+    pub(crate) fn watch(
+        &self,
+        key: Option<&KeySource>,
+        is_over: impl Fn() -> bool,
+        knows: impl Fn(SessionName) -> bool,
+        turn_away: impl Fn(&Peer),
+        admit: impl Fn(OwnedFd, Peer),
+    ) {
+        let (mut waiting, mut shown) = (Vec::new(), VecDeque::new());
+        while !is_over() {
+            self.await_some(&is_over, &turn_away, &mut waiting);
+            await_bytes(&waiting);
+            let now = Instant::now();
+            for one in std::mem::take(&mut waiting) {
+                match look(&one) {
+                    Look::Nothing if now < one.until => waiting.push(one),
+                    Look::First(first) if is_shown(key, &knows, &first, &mut shown) => admit(one.stream, one.peer),
+                    Look::Nothing | Look::First(_) | Look::Over => turn_away(&one.peer),
+                }
+            }
         }
     }
 }
@@ -88,23 +113,6 @@ impl Inside {
             let chosen = self.random.below(self.new.len());
             self.new.swap_remove(chosen).peer
         })
-    }
-}
-
-/// Lets those in that show something, until the donor stops.
-pub(crate) fn watch(shared: &DonorState, admit: impl Fn(OwnedFd, Peer)) {
-    let (mut waiting, mut shown) = (Vec::new(), VecDeque::new());
-    while !shared.is_stopping() {
-        shared.door.await_some(shared, &mut waiting);
-        await_bytes(&waiting);
-        let now = Instant::now();
-        for one in std::mem::take(&mut waiting) {
-            match look(&one) {
-                Look::Nothing if now < one.until => waiting.push(one),
-                Look::First(first) if is_shown(shared, &first, &mut shown) => admit(one.stream, one.peer),
-                Look::Nothing | Look::First(_) | Look::Over => shared.turn_away(&one.peer),
-            }
-        }
     }
 }
 
@@ -138,11 +146,16 @@ fn look(one: &Waiting) -> Look {
 }
 
 /// Whether these bytes are those of a borrower, and came for the first time.
-fn is_shown(shared: &DonorState, first: &First, shown: &mut VecDeque<First>) -> bool {
+fn is_shown(
+    key: Option<&KeySource>,
+    knows: &impl Fn(SessionName) -> bool,
+    first: &First,
+    shown: &mut VecDeque<First>,
+) -> bool {
     if let Some(session) = Greeting::named(first) {
-        return shared.find_session(session).is_some();
+        return knows(session);
     }
-    let key = shared.key.as_ref().map(KeySource::current);
+    let key = key.map(KeySource::current);
     if shown.contains(first) || !key.is_some_and(|key| shows_key(first, &key)) {
         return false;
     }

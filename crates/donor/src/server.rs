@@ -13,7 +13,6 @@ use spillway_fabric::wire::preface::Role;
 use crate::connections::Place;
 use crate::conversation::{self, SessionEnd};
 use crate::donor_state::DonorState;
-use crate::door;
 use crate::lender::Input;
 use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
@@ -44,7 +43,13 @@ fn start_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer) {
 
 /// Lets connections in that wait at the door, until the donor stops.
 pub(crate) fn watch_door(shared: &Arc<DonorState>) {
-    door::watch(shared, |stream, peer| admit_connection(shared, stream, peer, true));
+    shared.door.watch(
+        shared.key.as_ref(),
+        || shared.is_stopping(),
+        |name| shared.find_session(name).is_some(),
+        |peer| shared.turn_away(peer),
+        |stream, peer| admit_connection(shared, stream, peer, true),
+    );
 }
 
 fn admit_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer, is_shown: bool) {

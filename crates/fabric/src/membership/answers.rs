@@ -1,7 +1,7 @@
 //! Which members answered this machine: others may have been named only.
 //!
-//! A machine with the key can name any number of members that do not exist. It cannot answer for them, unless it guesses
-//! the number of a probe that was sent to the address that it named.
+//! A machine with the key can name any number of members that do not exist. It cannot answer for them, unless it
+//! guesses the number of a probe that was sent to the address that it named.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

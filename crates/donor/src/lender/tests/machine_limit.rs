@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use spillway_fabric::control::message::Message;
 
-use super::super::leases::SessionId;
 use super::super::{Input, Output};
 use super::world::{SIZE, World, hello};
 use crate::connections::{Machine, Source};
@@ -57,21 +56,12 @@ fn slabs_of_a_volume_that_may_come_back_count() {
     assert!(world.lease(next).is_none(), "its slabs linger");
 }
 
-/// The slabs that are asked back of `session` by these outputs.
-fn recalled(outputs: &[Output], session: SessionId) -> usize {
-    let of_session = |output: &Output| match output {
-        Output::Send { session: to, message: Message::Recall { slabs, .. } } if *to == session => slabs.len(),
-        _ => 0,
-    };
-    outputs.iter().map(of_session).sum()
-}
-
 #[test]
 fn without_a_limit_one_machine_has_all_until_another_one_asks_for_its_share() {
     let mut world = World::new(8, 0, 1, Instant::now());
     world.machine = at(1);
     let greedy = world.enter(1, hello(1));
-    let slabs: Vec<_> = (0..8).map(|_| world.lease(greedy).unwrap()).collect();
+    (0..8).for_each(|_| assert!(world.lease(greedy).is_some()));
     world.machine = at(2);
     let other = world.enter(2, hello(2));
     let mut asked = 0;
@@ -79,14 +69,15 @@ fn without_a_limit_one_machine_has_all_until_another_one_asks_for_its_share() {
         let before = world.log.len();
         assert!(world.lease(other).is_none(), "there is no room yet");
         world.pass(ACTIVITY_DEADLINE);
-        let back = recalled(&world.log[before..], greedy);
-        assert!(back <= 1, "no more than is needed");
-        asked += back;
-        if back == 0 {
+        let back = World::recalled(&world.log[before..]);
+        assert!(back.len() <= 1, "no more than is needed");
+        asked += back.len();
+        let Some((session, slab)) = back.first().copied() else {
             assert!(round >= 4, "only half of it is asked back");
             continue;
-        }
-        world.say(greedy, Message::Release { slab: slabs[round] });
+        };
+        assert_eq!(session, greedy);
+        world.say(greedy, Message::Release { slab });
         assert_eq!(free_bytes(&world.say(greedy, Message::Query { request: 9 })), Some(0), "it is not for this one");
         assert!(world.lease(greedy).is_none());
         assert!(world.lease(other).is_some(), "but for that one");
@@ -105,7 +96,7 @@ fn the_volumes_of_one_machine_ask_nothing_back_of_each_other() {
     (0..4).for_each(|_| assert!(world.lease(one).is_some()));
     assert!(world.lease(two).is_none());
     world.pass(ACTIVITY_DEADLINE);
-    assert_eq!(recalled(&world.log, one), 0);
+    assert_eq!(World::recalled(&world.log), []);
 }
 
 #[test]
