@@ -95,7 +95,7 @@ pub(super) struct Hold {
 
 impl Hold {
     /// Whether the program goes on, and if so whether that it was held has helped: enough has left, or it was held for
-    /// long. It was in vain if nothing can leave.
+    /// long. It has not helped if nothing can leave.
     fn is_over(&mut self, shared: &PagerState, is_evictor_coming: bool, now: Instant) -> Option<bool> {
         let (out, budget) = (pages_out(shared), &shared.budget);
         if out != self.left.1 {
