@@ -459,9 +459,11 @@ mod tests {
     fn users_have_a_place_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let runtime = directory.path().to_path_buf();
-        assert_eq!(user_root(Some(runtime.clone()), 7), runtime.join("spillway"));
-        for useless in [None, Some(runtime.join("missing")), Some("relative".into())] {
-            assert!(user_root(useless, 7).ends_with("spillway-7"));
+        let user = rustix::process::geteuid().as_raw();
+        assert_eq!(user_root(Some(runtime.clone()), user), runtime.join("spillway"));
+        // The last is what `su` leaves: the directory of the user before.
+        for useless in [None, Some(runtime.join("missing")), Some("relative".into()), Some(runtime)] {
+            assert!(user_root(useless, user + 7).ends_with(format!("spillway-{}", user + 7)));
         }
     }
 

@@ -155,10 +155,10 @@ impl Run {
         };
         let told = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
         told.deliver(arguments.summary, statistics);
-        if let (Some(recording), Some(log)) = (recording, log) {
-            if let Err(error) = log.finish(|log| recording.deliver(log)) {
-                say!("spillway: recording page faults: {error}");
-            }
+        if let (Some(recording), Some(log)) = (recording, log)
+            && let Err(error) = log.finish(|log| recording.deliver(log))
+        {
+            say!("spillway: recording page faults: {error}");
         }
         Ok(ending)
     }
