@@ -151,7 +151,9 @@ mod tests {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
         let request = |target| EvictRequest { page: VirtualPage::at(0x1000), target };
         let requests = [request(Some(PoolPage(2))), request(None)];
-        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, requests: &requests, pool: &pool };
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let (pagemap, pool) = (&pagemap, &pool);
+        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, pagemap, requests: &requests, pool };
         let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);
         let seen = |in_place, staged| Seen { in_place, staged };
         assert_eq!(rescue.outcome(0, seen(true, false), &zeroes), EvictOutcome::Refused);
@@ -174,7 +176,9 @@ mod tests {
     fn nothing_is_taken_over_from_an_evictor_that_runs() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
         let process = std::process::id();
-        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, requests: &[], pool: &pool };
+        let pagemap = Pagemap::open(process).unwrap();
+        let (pagemap, pool) = (&pagemap, &pool);
+        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, pagemap, requests: &[], pool };
         assert!(!rescue.run(&mut []).unwrap());
         assert!(!is_stopped(process, process) && thread_of_evictor(process).is_none());
     }
