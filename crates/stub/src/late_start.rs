@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use spillway_sys::process_memory;
 use spillway_sys::tracee::{self, Call, TraceError};
 
-use crate::protocol::{CALL_STACK_END, CELL_WORDS};
+use crate::protocol::{CALL_STACK_END, CELL_WORDS, EvictorStart};
 
 /// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half
 /// way would leave a program that never gets an evictor.
@@ -55,26 +55,25 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an evictor, as attempt number `attempt`, which is new to the program, and gives the
-/// thread back; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see
+/// Lets thread `thread` start an evictor, as an attempt whose number is new to the program, and gives the thread back; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see
 /// [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it
 /// denies that: between any look at a process and a stop of its thread, the process may become another program, with
 /// more rights. With [`TraceError::Unsuitable`], try another thread, or later.
 pub fn start_evictor(
     places: &ProgramPlaces,
     thread: u32,
-    attempt: u32,
+    start: EvictorStart,
     is_ours: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
     assert_ne!(places.process, std::process::id(), "an evictor is started in another process");
     let call = Call {
         function: places.start_evictor,
-        argument: u64::from(attempt),
+        argument: start.word(),
         stack_end: places.cell + CALL_STACK_END as u64,
         patience: START_PATIENCE,
     };
-    let is_finished = || read_cell(places).is_ok_and(|cell| cell.attempt == attempt && cell.has_returned);
+    let is_finished = || read_cell(places).is_ok_and(|cell| cell.attempt == start.attempt && cell.has_returned);
     // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory
     // is that of the program which said itself that its function for this is there, as `is_ours` finds. The stack is
     // the stub's, for this call alone.

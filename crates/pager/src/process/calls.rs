@@ -43,6 +43,8 @@ const VECTOR_MAX: u64 = 1024;
 pub(super) struct Calls {
     /// The call by which programs find out which pager is asked.
     probe: Probe,
+    /// Filters of system calls that this process has, and so every program of the run.
+    inherited_filters: u32,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
     waiting: Vec<Waiting>,
@@ -92,7 +94,8 @@ enum Effect {
 
 impl Calls {
     pub(super) fn new(probe: Probe) -> Self {
-        Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
+        let inherited_filters = proc_files::filters_of(std::process::id()).unwrap_or(0);
+        Self { probe, inherited_filters, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
     }
 
     /// Takes in what a program brought, if it did. False: its forks ask no pager that is known here, so it must not go
@@ -115,6 +118,11 @@ impl Calls {
     pub(super) fn may_take_objects_in(&self) -> bool {
         let is_fork = |one: &UnderWay| matches!(one.effect, Effect::Fork { .. });
         !self.listeners.is_empty() && self.waiting.is_empty() && self.under_way.iter().all(is_fork)
+    }
+
+    /// How many filters a program has at least that has none of its own.
+    pub(super) fn filters(&self) -> u32 {
+        self.inherited_filters + u32::from(!self.listeners.is_empty())
     }
 
     fn hears_forks(&self) -> bool {

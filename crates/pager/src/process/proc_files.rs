@@ -158,6 +158,12 @@ pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
 }
 
+/// How many filters of system calls (seccomp(2)) `thread` has; `None` if it has ended, or the kernel does not say.
+pub fn filters_of(thread: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
+}
+
 /// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in
 /// none.
 fn others_pages_of(rollup: &str) -> Option<i64> {

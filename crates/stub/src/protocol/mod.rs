@@ -46,13 +46,15 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 pub use batch::{Batch, Entry, Operation, Phase, batch_word, entry_word, outcome};
-pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, Verdict, Welcome, Words};
+pub use greeting::{
+    EvictorStart, Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, Verdict, Welcome, Words,
+};
 
 /// The first word of the head and of every message: `SPILLWAY` as text.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets
 /// `UFFDIO_REGISTER` pass (`spillway_sys::call_filter::UNASKED`).
