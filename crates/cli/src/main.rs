@@ -100,6 +100,7 @@ fn main() -> ExitCode {
     // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its
     // `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
+    spillway_sys::signals::hear_of_children();
     log_writer::start();
     match execute(Arguments::parse().command, io_flusher) {
         Ok(ending) => end(ending),
@@ -147,6 +148,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Setup(arguments) => setup::execute(&arguments)?,
         Command::UninstallCheck(arguments) => uninstall_check::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,
+        Command::WitnessSignals => run::group_signals::witness()?,
         Command::GenerateFiles(arguments) => generated_files::write(&arguments.share)?,
         Command::PrefetchSwap(arguments) => device::prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,
         Command::ServeDevice(arguments) => match &arguments.kept {

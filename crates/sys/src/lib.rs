@@ -32,6 +32,7 @@
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`socket_file`]: a UNIX socket that listens at a path.
+//! - [`signals`]: what the caller of this program set, and which signals a process group gets.
 //! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -67,6 +68,7 @@ pub mod process_clock;
 pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;
+pub mod signals;
 pub mod skipping;
 pub mod socket_file;
 pub mod swap;

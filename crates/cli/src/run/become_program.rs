@@ -38,8 +38,9 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
         return Failure::during("doing without huge pages", error);
     }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
-    let error =
-        Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
+    let mut command = Command::new(&arguments.file);
+    spillway_sys::signals::keep(&mut command);
+    let error = command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
     Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
 }
