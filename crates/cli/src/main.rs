@@ -22,6 +22,7 @@ mod agent;
 mod arguments;
 mod bandwidth_report;
 mod budget;
+mod callers_preload;
 mod cgroup;
 mod cluster_command;
 mod cluster_donors;
@@ -78,6 +79,7 @@ use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use crate::run::program::Ending;
 
 fn main() -> ExitCode {
+    callers_preload::leave();
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {

@@ -19,6 +19,8 @@
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/staying.rs`: and of
 //!   memory that stays local; `pager/shared_memory.rs`: shared memory that leaves; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
+//!   `pager/surroundings.rs`: namespaces, mounts and
+//!   directories of programs;
 //!   `pager/prefetching.rs`: pages that come along; `pager/huge_pages.rs`: huge pages that are given back.
 //! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
 //!   killed under sealed memory.
@@ -65,6 +67,7 @@ mod pager {
     mod shared_memory;
     mod slow_donors;
     mod staying;
+    mod surroundings;
     mod threads;
     mod told;
     mod users_forks;

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use super::calls;
 use super::descriptors::restore_limit;
 use crate::arguments::run::BecomeArguments;
+use crate::callers_preload;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
@@ -40,7 +41,9 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let mut command = Command::new(&arguments.file);
     spillway_sys::signals::keep(&mut command);
-    let error = command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
+    command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting));
+    callers_preload::give_back(&mut command);
+    let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
     Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
 }
