@@ -1,6 +1,6 @@
 //! A library that the caller preloads into this program and that replaces system calls: fakeroot(1). It asks a server
-//! by calls that our sandboxes deny, and answers for the kernel. So our processes start anew without it, and the program
-//! of a run gets it back.
+//! by calls that our sandboxes deny, and answers for the kernel. So our processes start anew without it, and the
+//! program of a run gets it back.
 
 use std::env;
 use std::ffi::OsString;

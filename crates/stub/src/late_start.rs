@@ -55,10 +55,11 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an evictor, as an attempt whose number is new to the program, and gives the thread back; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see
-/// [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it
-/// denies that: between any look at a process and a stop of its thread, the process may become another program, with
-/// more rights. With [`TraceError::Unsuitable`], try another thread, or later.
+/// Lets thread `thread` start an evictor, as an attempt whose number is new to the program, and gives the thread back;
+/// begins by `deadline`. The evictor then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is
+/// asked of the stopped thread's memory, and nothing happens to a thread of which it denies that: between any look at
+/// a process and a stop of its thread, the process may become another program, with more rights. With
+/// [`TraceError::Unsuitable`], try another thread, or later.
 pub fn start_evictor(
     places: &ProgramPlaces,
     thread: u32,

@@ -123,8 +123,8 @@ pub fn block_all(command: &mut Command) {
 }
 
 /// What a process does that is asked which signals came to its process group. It blocks all signals ([`block_all`]),
-/// and answers for each byte of `asked`, the number of a signal, with a byte: 1 if this one was waiting, which it takes.
-/// Returns when there is no more to be asked.
+/// and answers for each byte of `asked`, the number of a signal, with a byte: 1 if this one was waiting, which it
+/// takes. Returns when there is no more to be asked.
 pub fn witness(mut asked: impl Read, mut answers: impl Write) -> io::Result<()> {
     let mut signal = [0];
     while asked.read(&mut signal)? == 1 {

@@ -1,6 +1,5 @@
 //! `run` behaves as the program would, by every way: exit status, signals, terminal.
 
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
@@ -81,6 +80,12 @@ fn started_by(words: &[&str], command: &Command) -> Command {
     by
 }
 
+/// The signals of such a line, without those that the C library keeps for itself.
+fn ignored(text: &str) -> u64 {
+    let all = u64::from_str_radix(text.trim_start_matches("SigIgn:").trim(), 16).expect("a line of /proc/PID/status");
+    all & !(0b11 << 31)
+}
+
 /// The case `nohup`.
 #[test]
 fn signals_that_the_caller_ignores_are_ignored_in_the_program() {
@@ -91,7 +96,7 @@ fn signals_that_the_caller_ignores_are_ignored_in_the_program() {
     plain.args(&look[1..]);
     let expected = support::run(&mut started_by(&shell, &plain)).done("grep").text();
     let said = support::run(&mut started_by(&shell, &stage.run(&SMALL, &look))).done("a run of grep");
-    assert_eq!(said.text(), expected, "{}", said.errors);
+    assert_eq!(ignored(&said.text()), ignored(&expected), "{}", said.errors);
     // A hang-up of all of its session.
     let (started, go) = (stage.disk().join("started"), stage.disk().join("go"));
     let script = "touch \"$0\"; until [ -e \"$1\" ]; do sleep 0.05; done; echo finished";
@@ -110,14 +115,11 @@ fn signals_that_the_caller_ignores_are_ignored_in_the_program() {
 fn a_run_under_fakeroot_serves_and_the_program_has_its_library() {
     let Some(stage) = Stage::set(&["gcc", "fakeroot", "sh"]) else { return };
     let exerciser = stage.compile("exerciser", &[]);
-    let script = "\"$0\" mremap 48 /nonexistent && chown 1:1 \"$1\" && stat -c %u:%g \"$1\"";
-    let mine = stage.disk().join("mine");
-    std::fs::write(&mine, "").unwrap();
-    let program = ["sh", "-c", script, exerciser.to_str().unwrap(), mine.to_str().unwrap()];
+    let script = "\"$0\" mremap 48 /nonexistent; case $LD_PRELOAD in *fakeroot*) id -u;; esac";
+    let program = ["sh", "-c", script, exerciser.to_str().unwrap()];
     let run = stage.run(&["--local", "24M", "--lend", "128M", "--slab-size", "4M"], &program);
     let said = support::run(&mut started_by(&["fakeroot"], &run)).done("a run under fakeroot");
-    assert_eq!(said.text(), "mremap 12288 pages as written\n1:1\n");
-    assert_eq!(std::fs::metadata(&mine).unwrap().uid(), rustix::process::geteuid().as_raw());
+    assert_eq!(said.text(), "mremap 12288 pages as written\n0\n");
     assert!(stage.statistics()["device"]["device"]["traffic"]["pages_out"].as_u64().unwrap() > 0);
     stage.assert_clean();
 }
