@@ -1,10 +1,10 @@
 //! The program of a run: found, started inside its memory group, given every signal that was meant for it, and waited
 //! for.
 //!
-//! The program stays in the process group and on the terminal of `run`. So what the terminal sends (Ctrl-C, a new window
-//! size) or another process sends to the group reaches it without us. Only signals that were sent to `run` alone are
-//! passed on ([`super::group_signals`]). Signals that the caller of `run` ignores or
-//! blocks are ignored and blocked in the program.
+//! The program stays in the process group and on the terminal of `run`. So what the terminal sends (Ctrl-C, a new
+//! window size) or another process sends to the group reaches it without us. Only signals that were sent to `run`
+//! alone are passed on ([`super::group_signals`]). Signals that the caller of `run` ignores or blocks are ignored and
+//! blocked in the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
