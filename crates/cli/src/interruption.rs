@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use spillway_sys::signals::is_ignored_by_caller;
 
 use crate::failure::Failure;
 
@@ -58,9 +59,10 @@ impl Interruption {
         Ok((Self::watch_for(&[SIGINT, SIGTERM, SIGQUIT])?, ReloadRequest { asked }))
     }
 
+    /// Signals that the caller ignores (nohup(1)) stay ignored.
     fn watch_for(signals: &[i32]) -> io::Result<Self> {
         let interruption = Self { signal: Arc::clone(LAST.get_or_init(Arc::default)) };
-        for signal in signals.iter().copied() {
+        for signal in signals.iter().copied().filter(|signal| !is_ignored_by_caller(*signal)) {
             let number = usize::try_from(signal).expect("signal numbers are small and positive");
             signal_hook::flag::register_usize(signal, Arc::clone(&interruption.signal), number)?;
         }

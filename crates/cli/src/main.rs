@@ -22,6 +22,7 @@ mod agent;
 mod arguments;
 mod bandwidth_report;
 mod budget;
+mod callers_preload;
 mod cgroup;
 mod cluster_command;
 mod cluster_donors;
@@ -81,6 +82,7 @@ use crate::output::say;
 use crate::run::program::Ending;
 
 fn main() -> ExitCode {
+    callers_preload::leave();
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
     // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its
     // `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
+    spillway_sys::signals::hear_of_children();
     if let Err(error) = forbid_core_dumps() {
         say!("spillway: dumps of this process, which has keys and pages of programs, cannot be forbidden: {error}");
     }
@@ -162,6 +165,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Setup(arguments) => setup::execute(&arguments)?,
         Command::UninstallCheck(arguments) => uninstall_check::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,
+        Command::WitnessSignals => run::group_signals::witness()?,
         Command::GenerateFiles(arguments) => generated_files::write(&arguments.share)?,
         Command::PrefetchSwap(arguments) => device::prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,
         Command::ServeDevice(arguments) => match &arguments.kept {

@@ -197,6 +197,24 @@ fn user_root(runtime: Option<PathBuf>, user: u32) -> PathBuf {
     }
 }
 
+/// Why programs cannot load a library from there, if they cannot.
+pub(crate) fn library_obstacle() -> Option<String> {
+    obstacle_of(&default_root())
+}
+
+fn obstacle_of(root: &Path) -> Option<String> {
+    let place = root.display();
+    // The dynamic loader knows no way to write these (ld.so(8)).
+    if root.as_os_str().as_encoded_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
+        return Some(format!(
+            "{place} has a space or a colon in its name, which end the name of a library in LD_PRELOAD"
+        ));
+    }
+    let existing = root.ancestors().find(|directory| directory.is_dir())?;
+    let is_noexec = rustix::fs::statvfs(existing).ok()?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+    is_noexec.then(|| format!("{place} is mounted noexec, so no program can load the pager's library from it"))
+}
+
 fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
     serde_json::from_slice(&fs::read(entry.join("owner.json")).ok()?).ok()
 }
@@ -363,6 +381,15 @@ mod tests {
     use super::*;
 
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1, pid_namespace: 0 };
+
+    #[test]
+    fn names_that_end_a_librarys_are_obstacles() {
+        for name in ["/run/user x/spillway", "/run/a:b", "/run/a\tb"] {
+            assert!(obstacle_of(Path::new(name)).is_some_and(|why| why.contains("space or a colon")), "{name}");
+        }
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(obstacle_of(&place.path().join("not/yet")), None);
+    }
 
     #[test]
     fn entries_that_go_while_others_look_for_remains_are_no_remains() {

@@ -20,6 +20,8 @@
 //!   memory that stays local; `pager/shared_memory.rs`: shared memory that leaves; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first;
 //!   `pager/strangers.rs`: what other users hold, flood or leave in the way;
+//!   `pager/surroundings.rs`: namespaces, mounts and
+//!   directories of programs;
 //!   `pager/prefetching.rs`: pages that come along; `pager/huge_pages.rs`: huge pages that are given back.
 //! - `pager/key_change.rs`: a cluster moves to another key; `pager/hardened.rs`: donors in a sandbox, and one that is
 //!   killed under sealed memory.
@@ -68,6 +70,7 @@ mod pager {
     mod slow_donors;
     mod staying;
     mod strangers;
+    mod surroundings;
     mod threads;
     mod told;
     mod users_forks;

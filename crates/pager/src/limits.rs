@@ -295,13 +295,16 @@ pub const OPENINGS_TOLD_MAX: u32 = 16;
 /// hurts.
 pub const UNPAGED_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// So long the run's first program may take until it says hello: loaders read libraries from slow disks.
+pub const FIRST_HELLO_PATIENCE: Duration = Duration::from_millis(600);
+
 /// What one of them may have without being told of: what a shell and its like have; or this part of the budget, if
 /// that is more.
 pub const UNPAGED_BYTES_MIN: u64 = 8 << 20;
 /// See [`UNPAGED_BYTES_MIN`].
 pub const UNPAGED_SHARE: u64 = 16;
 
-/// How often memory that stays local is counted anew, at most: programs that live for less are not told of.
+/// How often memory that stays local is counted anew, at most, while programs are within the budget.
 pub const STAYING_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The rest after a step of that is so many times the CPU time that the step took: 2 % of a CPU, whatever is mapped.

@@ -2,6 +2,7 @@
 
 use spillway_testing::fuzz::Target;
 
+use crate::protocol::EvictorStart;
 use crate::protocol::{Hello, HelloKind, MESSAGE_WORDS, Ready, Verdict, Welcome, Words};
 
 fn bytes_of(words: &Words) -> Vec<u8> {
@@ -31,7 +32,8 @@ fn fuzz_greetings() {
         head: 0,
     };
     let evictor = Hello { kind: HelloKind::Evictor, ..hello };
-    let welcome = Welcome { verdict: Verdict::Page, attempt: 1, start_evictor: true };
+    let evictor = Some(EvictorStart { attempt: 1, has_own_directory: true });
+    let welcome = Welcome { verdict: Verdict::Page, evictor };
     let ready = Ready { head: 0x7f00_0000_8000, status: 0 };
     let examples = [hello.encode(), evictor.encode(), welcome.encode(), ready.encode()];
     let examples = examples.iter().map(bytes_of).collect();

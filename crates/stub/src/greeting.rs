@@ -425,7 +425,7 @@ mod tests {
         let (hello, passed) = pager.hello(far()).unwrap();
         assert_eq!(hello, HELLO);
         assert!(passed.is_some());
-        let welcome = Welcome { verdict: Verdict::Page, attempt: 2, start_evictor: false };
+        let welcome = Welcome { verdict: Verdict::Page, evictor: None };
         pager.welcome(&welcome, None).unwrap();
         let (words, passed) = program.receive(far()).unwrap();
         assert_eq!(Welcome::decode(&words).unwrap(), welcome);

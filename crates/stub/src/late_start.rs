@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use spillway_sys::process_memory;
 use spillway_sys::tracee::{self, Call, TraceError};
 
-use crate::protocol::{CALL_STACK_END, CELL_WORDS, UNKNOWN_WORD, question};
+use crate::protocol::{CALL_STACK_END, CELL_WORDS, EvictorStart, UNKNOWN_WORD, question};
 
 /// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half
 /// way would leave a program that never gets an evictor.
@@ -59,20 +59,20 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an evictor, as attempt number `attempt`, which is new to the program, and gives the
-/// thread back; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see
-/// [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it
-/// denies that: between any look at a process and a stop of its thread, the process may become another program, with
-/// more rights. With [`TraceError::Unsuitable`], try another thread, or later.
+/// Lets thread `thread` start an evictor, as an attempt whose number is new to the program, and gives the thread back;
+/// begins by `deadline`. The evictor then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is
+/// asked of the stopped thread's memory, and nothing happens to a thread of which it denies that: between any look at
+/// a process and a stop of its thread, the process may become another program, with more rights. With
+/// [`TraceError::Unsuitable`], try another thread, or later.
 pub fn start_evictor(
     places: &ProgramPlaces,
     thread: u32,
-    attempt: u32,
+    start: EvictorStart,
     is_ours: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
-    let is_done = |cell: CellContent| cell.attempt == attempt;
-    call_stub(places, thread, (attempt.into(), START_PATIENCE), is_ours, is_done, deadline)
+    let is_done = |cell: CellContent| cell.attempt == start.attempt;
+    call_stub(places, thread, (start.word(), START_PATIENCE), is_ours, is_done, deadline)
 }
 
 /// Where the kernel clears a word when thread `thread` ends (`CLONE_CHILD_CLEARTID`, set_tid_address(2)); `None` if

@@ -28,7 +28,7 @@ fn a_pager_may_let_a_program_run_unpaged() {
     let mut conversation = start(&pager);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::RunUnpaged, attempt: 0, start_evictor: false };
+    let welcome = Welcome { verdict: Verdict::RunUnpaged, evictor: None };
     visitor.welcome(&welcome, None).unwrap();
     assert_ne!(conversation.number_after("memory "), 0);
     conversation.tell("threads");
@@ -43,7 +43,7 @@ fn a_pager_may_refuse_a_program() {
     let mut conversation = start(&pager);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::Refuse, attempt: 0, start_evictor: false };
+    let welcome = Welcome { verdict: Verdict::Refuse, evictor: None };
     visitor.welcome(&welcome, None).unwrap();
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
@@ -60,7 +60,7 @@ fn a_program_that_may_have_no_more_descriptors_is_told() {
     let mut conversation = Conversation::start(command);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::Page, attempt: 0, start_evictor: false };
+    let welcome = Welcome { verdict: Verdict::Page, evictor: None };
     visitor.welcome(&welcome, Some(pager.head.file().as_fd())).unwrap();
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
@@ -123,7 +123,7 @@ fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
     let (_outside, notices) = outer.greet_without_rights(false);
     let visitor = inner.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::PageTellingForks, attempt: 0, start_evictor: false };
+    let welcome = Welcome { verdict: Verdict::PageTellingForks, evictor: None };
     visitor.welcome(&welcome, Some(inner.head.file().as_fd())).unwrap();
     assert!(visitor.ready_with_descriptor(far()).unwrap().1.is_none(), "there is a filter already");
     wait_readable(&notices, "it finds out who is asked");

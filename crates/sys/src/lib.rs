@@ -36,6 +36,7 @@
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`own_files`]: files of this user, which no other user can exchange. [`core_dumps`]: none of this process.
 //! - [`socket_file`]: a UNIX socket that listens at a path. [`datagram_filter`]: one that takes what has a secret.
+//! - [`signals`]: what the caller of this program set, and which signals a process group gets.
 //! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -77,6 +78,7 @@ pub mod process_clock;
 pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;
+pub mod signals;
 pub mod skipping;
 pub mod socket_file;
 pub mod swap;

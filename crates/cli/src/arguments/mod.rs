@@ -96,6 +96,9 @@ pub(crate) enum Command {
     /// Becomes the program of `run`, inside its memory group
     #[command(name = "become-program", hide = true)]
     BecomeProgram(BecomeArguments),
+    /// Says which signals came to the process group of `run`
+    #[command(name = "witness-signals", hide = true)]
+    WitnessSignals,
 }
 
 /// How results are printed.

@@ -22,7 +22,7 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 /// Every capability, those that it cannot do without first.
 pub(crate) fn all(system: &System) -> Vec<Check> {
     let access = system.user_faults().unwrap_or(NOTHING);
-    vec![user_faults(access, system), forks(access), tracing(system)]
+    vec![user_faults(access, system), library(system), forks(access), tracing(system)]
 }
 
 /// What is left when the kernel did not even answer.
@@ -48,6 +48,19 @@ fn user_faults(access: Access, system: &System) -> Check {
         _ => obstacle.to_string(),
     };
     lacking(name, State::Bad, detail, obstacle.mend().unwrap_or(NEWER_KERNEL))
+}
+
+/// Programs load a library from the directory of Spillway's sockets.
+fn library(system: &System) -> Check {
+    match system.library_obstacle() {
+        None => good("library", "programs can load the pager's library"),
+        Some(obstacle) => lacking(
+            "library",
+            State::Bad,
+            format!("{obstacle}; set it to another directory, for all commands"),
+            "export SPILLWAY_RUNTIME_DIRECTORY=/var/lib/spillway-run",
+        ),
+    }
 }
 
 /// No command mends that from inside.
@@ -131,6 +144,15 @@ mod tests {
         assert_eq!(hindrance(&all(&system), Way::Pager).unwrap().name, "userfaultfd");
         let system = system.with_user_faults(FULL);
         assert!(hindrance(&all(&system), Way::Pager).is_none());
+    }
+
+    #[test]
+    fn a_directory_from_which_no_library_is_loaded_hinders() {
+        let (_directory, system) = system(&[], false);
+        let system = system.with_user_faults(FULL).with_library_obstacle("/run/x is mounted noexec");
+        let all = all(&system);
+        let check = hindrance(&all, Way::Pager).unwrap();
+        assert!(check.detail.contains("/run/x is mounted noexec") && check.mend.is_some(), "{check:?}");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use spillway_frontend::front_end::FrontEndError;
 use spillway_sys::userfaultfd::access::Access;
 use spillway_sys::verbs;
 
+use crate::registry;
+
 /// Tries whether a front end can be had.
 pub(crate) type FrontEndProbe = fn(FrontEndKind) -> Result<(), FrontEndError>;
 
@@ -24,6 +26,7 @@ pub(crate) struct System {
     front_ends: FrontEndProbe,
     swap_prefetching: Result<(), String>,
     rdma: Result<Vec<String>, String>,
+    library_obstacle: Option<String>,
 }
 
 impl System {
@@ -36,6 +39,7 @@ impl System {
             front_ends: choice::probe,
             swap_prefetching: driver::probe().map_err(|error| error.to_string()),
             rdma: rdma_addresses(),
+            library_obstacle: registry::library_obstacle(),
         }
     }
 
@@ -45,7 +49,8 @@ impl System {
         let front_ends = |_| Err(FrontEndError::Missing("no driver".to_owned()));
         let swap_prefetching = Err("no perf events".to_owned());
         let rdma = Err("there is no RDMA device".to_owned());
-        Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching, rdma }
+        let library_obstacle = None;
+        Self { root, user_is_root, user_faults: None, front_ends, swap_prefetching, rdma, library_obstacle }
     }
 
     /// One with these files and what they say, for root. The files go with the directory.
@@ -103,6 +108,17 @@ impl System {
     /// The RDMA devices with the addresses at which donors are reached by them, as tried out, or what is missing.
     pub(crate) fn rdma(&self) -> Result<&[String], &str> {
         self.rdma.as_ref().map(Vec::as_slice).map_err(String::as_str)
+    }
+
+    /// Why programs cannot load the pager's library from where it is put, if they cannot.
+    pub(crate) fn library_obstacle(&self) -> Option<&str> {
+        self.library_obstacle.as_deref()
+    }
+
+    /// The same one where programs cannot load the pager's library.
+    #[cfg(test)]
+    pub(crate) fn with_library_obstacle(self, obstacle: &str) -> Self {
+        Self { library_obstacle: Some(obstacle.to_owned()), ..self }
     }
 
     /// Whether the user is root.

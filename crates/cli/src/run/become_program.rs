@@ -12,6 +12,7 @@ use spillway_sys::core_dumps::CoreDumps;
 use super::calls;
 use super::descriptors::restore_limit;
 use crate::arguments::run::BecomeArguments;
+use crate::callers_preload;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
@@ -44,8 +45,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
         return Failure::during("doing without huge pages", error);
     }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
-    let error =
-        Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
+    let mut command = Command::new(&arguments.file);
+    spillway_sys::signals::keep(&mut command);
+    command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting));
+    callers_preload::give_back(&mut command);
+    let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
     Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
 }

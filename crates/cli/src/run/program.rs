@@ -1,8 +1,10 @@
 //! The program of a run: found, started inside its memory group, given every signal that was meant for it, and waited
 //! for.
 //!
-//! The program stays in the process group and on the terminal of `run`, so what the terminal sends (Ctrl-C, a new
-//! window size) reaches it from the kernel; only signals that another process sent to `run` alone are passed on.
+//! The program stays in the process group and on the terminal of `run`. So what the terminal sends (Ctrl-C, a new
+//! window size) or another process sends to the group reaches it without us. Only signals that were sent to `run`
+//! alone are passed on ([`super::group_signals`]). Signals that the caller of `run` ignores or blocks are ignored and
+//! blocked in the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,18 +20,20 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use rustix::process::{Pid, PidfdFlags};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 use spillway_sys::core_dumps::CoreDumps;
+use spillway_sys::signals;
 
+use super::group_signals::Witness;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use crate::interruption::Interruption;
 
-/// Signals that are passed on.
-const PASSED: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+/// Signals that are passed on, if the caller does not ignore them; so are real-time signals.
+const PASSED: [i32; 8] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
 
 /// A program as the user wrote it, and its file.
 #[derive(Clone, Debug)]
@@ -168,13 +172,19 @@ impl Program {
     /// Starts it.
     pub(crate) fn start(found: &Found, becoming: &Becoming, interruption: &Interruption) -> Result<Self, Failure> {
         let target = Arc::new(Mutex::new(None));
-        let mut signals =
-            SignalsInfo::<WithOrigin>::new(PASSED).map_err(|error| Failure::during("watching for signals", error))?;
-        let handle = signals.handle();
+        let passed = PASSED.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX());
+        let passed = passed.filter(|signal| !signals::is_ignored_by_caller(*signal));
+        let mut watched =
+            SignalsInfo::<WithOrigin>::new(passed).map_err(|error| Failure::during("watching for signals", error))?;
+        let handle = watched.handle();
         let forward_to = Arc::clone(&target);
+        // Without it, where a limit of processes forbids one, all that is sent is passed on.
+        let mut witness = Witness::start().ok();
         let forwarder = std::thread::spawn(move || {
-            for origin in &mut signals {
-                if is_for_program(&origin) {
+            for origin in &mut watched {
+                // It is asked in any case, and then knows of this one no more.
+                let is_groups = witness.as_mut().is_some_and(|witness| witness.saw(origin.signal));
+                if is_for_program(&origin) && !is_groups {
                     pass_on(&forward_to, origin.signal);
                 }
             }
@@ -182,16 +192,11 @@ impl Program {
         // From here on a signal is passed on; one that came before ends the run.
         interruption.check()?;
         let binary = env::current_exe().map_err(|error| Failure::during("finding this program's file", error))?;
-        let mut child = Command::new(binary)
-            .arg("become-program")
-            .args(becoming.arguments())
-            .args(own_core_dumps(CoreDumps::before()))
-            .arg("--file")
-            .arg(&found.file)
-            .arg("--")
-            .args(&found.program)
-            .spawn()
-            .map_err(|error| Failure::during("starting the program", error))?;
+        let mut command = Command::new(binary);
+        command.arg("become-program").args(becoming.arguments()).args(own_core_dumps(CoreDumps::before()));
+        command.arg("--file").arg(&found.file).arg("--").args(&found.program);
+        signals::keep(&mut command);
+        let mut child = command.spawn().map_err(|error| Failure::during("starting the program", error))?;
         *target.lock().expect("no holder panics") = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         if let Some(signal) = interruption.signal() {
             pass_on(&target, signal);
@@ -261,21 +266,23 @@ fn wait_for_end(child: &mut Child) -> std::io::Result<ExitStatus> {
     }
 }
 
-/// Whether a signal was sent to `run` alone: by another process, and not by the terminal to all of its group.
+/// Whether a signal was sent by another process, and not by the terminal to all of its group.
 fn is_for_program(origin: &Origin) -> bool {
     matches!(origin.cause, Cause::Sent(_))
 }
 
 fn pass_on(target: &Mutex<Option<Pid>>, signal: i32) {
     let target = target.lock().expect("no holder panics");
-    if let (Some(pid), Some(signal)) = (*target, Signal::from_named_raw(signal)) {
+    if let Some(pid) = *target {
         // It may end at the same moment; it has not been waited for, so the id is still its own.
-        let _ = rustix::process::kill_process(pid, signal);
+        let _ = signals::send(pid, signal);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::Signal;
+
     use super::*;
     use crate::run::become_program::setting;
 

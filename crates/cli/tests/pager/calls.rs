@@ -40,6 +40,7 @@ fn check(mut run: Command, expected: &str) -> String {
     said.errors
 }
 
+/// The cases `guard`, `mremap-several` and `own-userfaultfd`.
 #[test]
 fn guards_moves_and_own_userfaultfds_work_as_without_the_pager() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

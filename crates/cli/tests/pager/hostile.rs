@@ -136,6 +136,7 @@ fn nothing_of_a_run_keeps_the_capability_but_what_makes_one_call_with_it() {
     running.end();
 }
 
+/// The case `arena-privilege`.
 #[test]
 fn a_child_that_gives_up_its_rights_shares_nothing_and_is_paged() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
@@ -161,6 +162,7 @@ fn a_child_that_gives_up_its_rights_shares_nothing_and_is_paged() {
     }
 }
 
+/// The cases `other-user` and `user-namespace`.
 #[test]
 fn programs_that_become_another_user_are_paged() {
     let Some(stage) = Stage::set(&["gcc", "setpriv", "chroot", "unshare"]) else { return };
@@ -195,6 +197,7 @@ exec(sys.argv[1])
 print(len([str(number) for number in range(600000)]))
 ";
 
+/// The case `agent-start`, but for [`a_program_without_threads_of_its_pid_namespace_is_told_of`].
 #[test]
 fn programs_that_become_another_user_late_are_paged() {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
@@ -216,8 +219,8 @@ fn programs_that_become_another_user_late_are_paged() {
     }
 }
 
-/// After this call Linux starts no thread in the process, so there can be no agent: the user is told, and children
-/// are paged.
+/// The rest of `agent-start`. After this call Linux starts no thread in the process, so there can be no agent: the
+/// user is told, and children are paged.
 #[test]
 fn a_program_without_threads_of_its_pid_namespace_is_told_of() {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };

@@ -26,6 +26,7 @@ int main(void) {
 }
 ";
 
+/// The cases `asan-order` and `lsan-exit`.
 #[test]
 fn programs_with_an_address_sanitizer_start_and_are_paged() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

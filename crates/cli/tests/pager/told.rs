@@ -58,7 +58,8 @@ fn faults_are_told_by_kind_with_what_they_took() {
     stage.assert_clean();
 }
 
-/// Memory that cannot leave counts in the budget; where it is much, the run says what it is.
+/// The case `protected-stays`. Memory that cannot leave counts in the budget; where it is much, the run says what it
+/// is.
 #[test]
 fn memory_that_cannot_leave_is_told_by_its_kind() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

@@ -147,6 +147,11 @@ pub(crate) fn signal(pid: u32, name: &str) {
     let _ = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
+/// Sends a signal to a process group of ours.
+pub(crate) fn signal_group(leader: u32, name: &str) {
+    let _ = Command::new("kill").args(["-s", name, "--", &format!("-{leader}")]).status();
+}
+
 /// Waits until `look` finds something; panics at the deadline.
 pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;

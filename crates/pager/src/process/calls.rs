@@ -48,6 +48,8 @@ const VECTOR_MAX: u64 = 1024;
 pub(super) struct Calls {
     /// The call by which programs find out which pager is asked.
     probe: Probe,
+    /// Filters of system calls that this process has, and so every program of the run.
+    inherited_filters: u32,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
     /// Calls of processes whose memory is not known yet.
@@ -115,8 +117,10 @@ enum Effect {
 
 impl Calls {
     pub(super) fn new(probe: Probe) -> Self {
+        let inherited_filters = proc_files::filters_of(std::process::id()).unwrap_or(0);
         Self {
             probe,
+            inherited_filters,
             listeners: Vec::new(),
             early: Vec::new(),
             waiting: Vec::new(),
@@ -154,6 +158,11 @@ impl Calls {
     /// Whether a call by which this program begins to be traced may be under way.
     pub(super) fn is_tracing(&self, space: SpaceId) -> bool {
         self.under_way.iter().any(|one| matches!(&one.effect, Effect::Trace(spaces) if spaces.contains(&space)))
+    }
+
+    /// How many filters a program has at least that has none of its own.
+    pub(super) fn filters(&self) -> u32 {
+        self.inherited_filters + u32::from(!self.listeners.is_empty())
     }
 
     fn hears_forks(&self) -> bool {
@@ -512,10 +521,12 @@ fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
         Called::Residency(range) => Some(range.clone()),
         // Behind `size` and `flags` of `struct pm_scan_arg` are the two ends.
         Called::PageScan { argument, .. } => {
-            argument.checked_add(16).map(|place| word_pairs(notice.process, place, 1)).transpose()?.and_then(|mut pairs| {
-                let (start, end) = pairs.pop()?;
-                Some(start..end)
-            })
+            argument.checked_add(16).map(|place| word_pairs(notice.process, place, 1)).transpose()?.and_then(
+                |mut pairs| {
+                    let (start, end) = pairs.pop()?;
+                    Some(start..end)
+                },
+            )
         }
         Called::Trace(_) => return Ok(Some(ALL)),
         // `struct uffdio_range` is its begin.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use spillway_stub::greeting::{Peer, Visitor};
 use spillway_stub::late_start::{read_cell, start_evictor};
-use spillway_stub::protocol::EvictorState;
+use spillway_stub::protocol::{EvictorStart, EvictorState};
 use spillway_stub::seat::Seat;
 use spillway_sys::taken_descriptor::take_descriptor;
 use spillway_sys::tracee::TraceError;
@@ -14,7 +14,8 @@ use crate::evict::take_over::thread_of_evictor;
 use crate::limits::{
     EVICTOR_FAILED_PAUSE, EVICTOR_MISSING_SHARE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX,
 };
-use crate::process::proc_files::has_ended;
+use crate::process::calls::Calls;
+use crate::process::proc_files::{filters_of, has_ended};
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
 
@@ -89,7 +90,8 @@ impl Survey {
         let places = tracked.places;
         for thread in tried.copied() {
             let mut is_ours = || self.proof.is_memory_of(&places, thread);
-            match start_evictor(&places, thread, attempt, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+            let start = evictor_start(&self.calls, thread, attempt);
+            match start_evictor(&places, thread, start, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
                     tracked.attempt = attempt;
@@ -117,6 +119,12 @@ impl Survey {
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
         self.give_seat(index, &visitor).map_err(io::Error::other)
     }
+}
+
+/// How `thread` starts its evictor: with a directory of its own, unless the program has a filter of system calls that
+/// is not this run's.
+pub(super) fn evictor_start(calls: &Calls, thread: u32, attempt: u32) -> EvictorStart {
+    EvictorStart { attempt, has_own_directory: filters_of(thread).is_some_and(|filters| filters <= calls.filters()) }
 }
 
 fn tell_of_failure(tracked: &mut TrackedProcess) {

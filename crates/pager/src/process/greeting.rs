@@ -21,6 +21,7 @@ use crate::evict::evictor::SeatEvictor;
 use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, GREETINGS_OF_USER_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
 use crate::process::children::find_process;
+use crate::process::evictors::evictor_start;
 use crate::process::proc_files::{Process, has_ended};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::threads::lock::lock;
@@ -155,14 +156,14 @@ impl Survey {
         let number = visitor.process();
         if !self.proof.admits(visitor.peer(), &hello) {
             self.shared.complain("a process that is not of this run said hello to its pager, and was refused");
-            visitor.welcome(&answer(Verdict::Refuse, 0), None)?;
+            visitor.welcome(&answer(Verdict::Refuse), None)?;
             return Ok(Awaited::Nothing);
         }
         if descriptor.is_none()
             && !has_device
             && let Some(device) = open_device()
         {
-            visitor.welcome(&answer(Verdict::TakeDevice, 0), Some(device.as_fd()))?;
+            visitor.welcome(&answer(Verdict::TakeDevice), Some(device.as_fd()))?;
             return Ok(Awaited::Hello { has_device: true });
         }
         let memory = match descriptor.map(|descriptor| agree(descriptor, self.run.programs_fork)) {
@@ -170,20 +171,21 @@ impl Survey {
             other => {
                 let reason = other.and_then(Result::err).unwrap_or_else(|| io::Error::from_raw_os_error(-hello.status));
                 self.shared.fail(format!("process {number} cannot be paged, so it was not started: {reason}"));
-                visitor.welcome(&answer(Verdict::Refuse, 0), None)?;
+                visitor.welcome(&answer(Verdict::Refuse), None)?;
                 return Ok(Awaited::Nothing);
             }
         };
         self.leave_process(number);
         if self.places_free == 0 {
             self.tell_of_fullness();
-            visitor.welcome(&answer(Verdict::RunUnpaged, 0), None)?;
+            visitor.welcome(&answer(Verdict::RunUnpaged), None)?;
             return Ok(Awaited::Nothing);
         }
         let verdict = if self.run.programs_fork { Verdict::Page } else { Verdict::PageTellingForks };
         // Where it may not be traced, it starts its evictor now.
         let attempt = if may_trace() { 0 } else { self.next_attempt() };
-        visitor.welcome(&answer(verdict, attempt), Some(self.run.head.file().as_fd()))?;
+        let evictor = (attempt != 0).then(|| evictor_start(&self.calls, visitor.process(), attempt));
+        visitor.welcome(&Welcome { verdict, evictor }, Some(self.run.head.file().as_fd()))?;
         Ok(Awaited::Ready { hello, memory: Box::new(memory), attempt })
     }
 
@@ -299,7 +301,7 @@ impl Survey {
         let found = self.tracked.iter().position(|tracked| tracked.seat.is_none() && is_its_own(tracked));
         match found {
             Some(index) => self.give_seat(index, visitor)?,
-            None => visitor.welcome(&answer(Verdict::Refuse, 0), None)?,
+            None => visitor.welcome(&answer(Verdict::Refuse), None)?,
         }
         Ok(Awaited::Nothing)
     }
@@ -309,8 +311,8 @@ impl Survey {
         let seat = Seat::create()?;
         let tracked = &mut self.tracked[index];
         let space = &tracked.space;
-        evictor.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
-        evictor.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
+        evictor.welcome(&answer(Verdict::Page), Some(space.memory.event()))?;
+        evictor.welcome(&answer(Verdict::Page), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
         let (is_gone, thread) = (Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
         let pagemap = tracked.process.as_ref().map(|process| process.pagemap.clone());
@@ -332,9 +334,9 @@ fn is_no_process(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// With `attempt` 0 the program starts no evictor now.
-fn answer(verdict: Verdict, attempt: u32) -> Welcome {
-    Welcome { verdict, attempt, start_evictor: attempt != 0 }
+/// To one that starts no evictor now.
+fn answer(verdict: Verdict) -> Welcome {
+    Welcome { verdict, evictor: None }
 }
 
 /// The device that makes userfaultfds, for a program that may not open it: one of another user, or in a user

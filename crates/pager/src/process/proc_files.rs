@@ -11,7 +11,7 @@ use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::proc_text::fields::bytes_of;
-use spillway_sys::proc_text::words;
+use spillway_sys::proc_text::{fields, words};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
@@ -174,6 +174,11 @@ fn resident_of(statm: &File) -> Option<i64> {
 /// Files of `/proc` about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
 pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
+}
+
+/// How many filters of system calls (seccomp(2)) `thread` has; `None` if it has ended, or the kernel does not say.
+pub fn filters_of(thread: u32) -> Option<u32> {
+    fields::number_of(&status_of(thread).ok()?, "Seccomp_filters")?.try_into().ok()
 }
 
 /// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in

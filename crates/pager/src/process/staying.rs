@@ -45,7 +45,10 @@ const TOLD_BYTES_MIN: u64 = 1 << 20;
 pub(super) struct StayingLook {
     /// Of the file system that shared memory lies in.
     kernels_device: DeviceNumber,
+    /// When a round begins that no excess asks for.
     next: Option<Instant>,
+    /// Until when the last step's cost is rested.
+    rests_until: Option<Instant>,
     round: Option<Round>,
 }
 
@@ -72,7 +75,7 @@ impl StayingLook {
     /// Nothing was counted yet.
     pub(super) fn new() -> io::Result<Self> {
         let kernels_device = Memfd::create("spillway-device", PAGE_SIZE_BYTES as u64)?.device_number()?;
-        Ok(Self { kernels_device, next: None, round: None })
+        Ok(Self { kernels_device, next: None, rests_until: None, round: None })
     }
 
     /// Of the file system that shared memory lies in.
@@ -84,7 +87,11 @@ impl StayingLook {
 impl Survey {
     /// Makes a step of the counting, if one is due.
     pub(super) fn count_staying(&mut self, now: Instant) {
-        if self.staying.next.is_some_and(|next| now < next) {
+        // A deep recursion is over soon: one that passes the budget is looked at at once.
+        let is_asked_for =
+            self.staying.round.is_some() || self.shared.budget.excess_pages() > pages_of(self.most_bytes());
+        let due = if is_asked_for { self.staying.rests_until } else { self.staying.next.max(self.staying.rests_until) };
+        if due.is_some_and(|due| now < due) {
             return;
         }
         let mut round = self.staying.round.take().unwrap_or_else(|| Round {
@@ -98,14 +105,20 @@ impl Survey {
             is_over = !self.count_some(&mut round);
         }
         let rest = cpu_time().saturating_sub(begin) * STAYING_LOOK_COST_MAX;
-        self.staying.next = Some(now + if is_over { rest.max(STAYING_LOOK_INTERVAL) } else { rest });
+        self.staying.rests_until = Some(now + rest);
         if is_over {
+            self.staying.next = Some(now + STAYING_LOOK_INTERVAL);
             let total = round.tally.total();
             self.shared.budget.set_staying(total.budgeted_bytes());
             lock(&self.shared.staying).ended(total);
         } else {
             self.staying.round = Some(round);
         }
+    }
+
+    /// What of it stays without being told.
+    fn most_bytes(&self) -> u64 {
+        untold_bytes_max(&self.shared.budget)
     }
 
     /// Scans once; false: the round is over.
@@ -157,15 +170,14 @@ impl Survey {
     }
 
     fn end_program(&mut self, program: StayingProgram) {
-        let budget = &self.shared.budget;
-        let most_bytes = untold_bytes_max(budget);
+        let most_bytes = self.most_bytes();
         let bytes = program.bytes.budgeted_bytes();
         self.shared.counters.staying_bytes_peak.set_max(bytes);
-        let is_much = bytes > most_bytes && budget.excess_pages() > pages_of(most_bytes);
+        let is_much = bytes > most_bytes && self.shared.budget.excess_pages() > pages_of(most_bytes);
         let tracked = self.tracked.iter_mut().find(|one| is_process(one, program.process));
         if let Some(tracked) = tracked.filter(|tracked| is_much && bytes >= tracked.staying_told_bytes * 2) {
             tracked.staying_told_bytes = bytes;
-            self.shared.fail(advice(&program, budget.bytes()));
+            self.shared.fail(advice(&program, self.shared.budget.bytes()));
         }
         lock(&self.shared.staying).saw(program);
     }

@@ -247,6 +247,12 @@ pub(crate) fn detach_thread(name: &[u8; 16]) -> core::result::Result<(), i32> {
     Ok(())
 }
 
+/// Goes to the root directory, with all threads that share this thread's.
+pub(crate) fn leave_directory() {
+    // SAFETY: the path is a string that lives through the call.
+    let _ = unsafe { call(80, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two
 /// instructions: the thread that finds this thread stopped outside of [`move_window`] knows that it looks again first.
 ///

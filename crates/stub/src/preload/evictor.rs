@@ -11,8 +11,9 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 use crate::batch::{self, Staging};
 use crate::calls::{self, Descriptor, INVALID};
 use crate::protocol::{
-    BATCHES, Batch, CALL_STACK_BYTES, EVICTOR_NAME, EVICTOR_STACK_BYTES, EVICTOR_STACK_END, EvictorCell, EvictorState,
-    Hello, HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, UNKNOWN_WORD, Verdict, Welcome, batch_offset,
+    BATCHES, Batch, CALL_STACK_BYTES, EVICTOR_NAME, EVICTOR_STACK_BYTES, EVICTOR_STACK_END, EvictorCell, EvictorStart,
+    EvictorState, Hello, HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, UNKNOWN_WORD, Verdict, Welcome,
+    asked, batch_offset,
 };
 use crate::socket;
 use crate::start::store_and_wake;
@@ -31,7 +32,9 @@ struct Own {
     head: AtomicUsize,
     /// What the kernel writes of the evictor's thread; nothing reads it.
     thread_words: [AtomicU32; 2],
-    rest: [u8; PAGE_BYTES - size_of::<EvictorCell>().next_multiple_of(8) - 16],
+    /// See [`EvictorStart::has_own_directory`].
+    has_own_directory: AtomicU32,
+    rest: [u8; PAGE_BYTES - size_of::<EvictorCell>().next_multiple_of(8) - 20],
     call_stack: UnsafeCell<[u8; CALL_STACK_BYTES]>,
     evictor_stack: UnsafeCell<[u8; EVICTOR_STACK_BYTES]>,
 }
@@ -52,6 +55,7 @@ static OWN: Own = Own {
     },
     head: AtomicUsize::new(0),
     thread_words: [AtomicU32::new(0), AtomicU32::new(0)],
+    has_own_directory: AtomicU32::new(0),
     rest: [0; _],
     call_stack: UnsafeCell::new([0; _]),
     evictor_stack: UnsafeCell::new([0; _]),
@@ -73,6 +77,9 @@ pub(crate) fn keep_head(head: usize) {
 /// `CLONE_THREAD`, `CLONE_SYSVSEM`, `CLONE_SETTLS`, `CLONE_PARENT_SETTID`, `CLONE_CHILD_CLEARTID`). Filters of programs
 /// that may not start others let no other `clone` pass, as QEMU's (`-sandbox spawn=deny`, libvirt's choice).
 const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000 | 0x8_0000 | 0x10_0000 | 0x20_0000;
+
+/// `CLONE_FS`, without which the evictor has a directory of its own.
+const SHARES_DIRECTORY: usize = 0x200;
 
 /// A seat, which is mapped until the program ends.
 #[derive(Clone, Copy)]
@@ -116,9 +123,9 @@ impl Place {
 /// or answers a [`question`](crate::protocol::question), says that this is done, and stays in a loop of two instructions until the thread's registers are put back. No
 /// breakpoint is needed, whose signal the program could have been told of.
 pub(crate) extern "C" fn start_on_borrowed_thread(argument: usize) -> ! {
-    match (argument >> u32::BITS) as u32 {
-        0 => start(argument as u32),
-        question => tell_cleared_word(question),
+    match asked(argument as u64) {
+        Some(question) => tell_cleared_word(question),
+        None => start(EvictorStart::from_word(argument as u64)),
     }
     OWN.cell.call_returned.store(1, Release);
     loop {
@@ -135,17 +142,19 @@ fn tell_cleared_word(question: u32) {
     cell.answered.store(question, Release);
 }
 
-/// Starts an evictor as attempt number `attempt`; whether that worked stands in the cell until there is a seat.
-pub(crate) fn start(attempt: u32) {
+/// Starts an evictor; whether that worked stands in the cell until there is a seat.
+pub(crate) fn start(how: EvictorStart) {
     let cell = &OWN.cell;
     cell.call_returned.store(0, Relaxed);
     cell.failure.store(0, Relaxed);
     cell.offered.store(0, Relaxed);
-    cell.attempt.store(attempt, Release);
+    cell.attempt.store(how.attempt, Release);
+    OWN.has_own_directory.store(how.has_own_directory.into(), Relaxed);
+    let flags = if how.has_own_directory { THREAD_FLAGS & !SHARES_DIRECTORY } else { THREAD_FLAGS };
     let before = calls::block_signals(u64::MAX);
     let stack_end = &raw const OWN as usize + EVICTOR_STACK_END;
     // SAFETY: the flags make a thread, and the stack is the evictor's, of which a program has one.
-    let result = unsafe { calls::clone_thread(THREAD_FLAGS, stack_end, run_thread, &raw const OWN.thread_words) };
+    let result = unsafe { calls::clone_thread(flags, stack_end, run_thread, &raw const OWN.thread_words) };
     calls::block_signals(before);
     if result < 0 {
         cell.failure.store(result as i32, Release);
@@ -156,6 +165,10 @@ extern "C" fn run_thread() -> ! {
     if let Err(error) = calls::detach_thread(EVICTOR_NAME) {
         OWN.cell.failure.store(error, Release);
         calls::end_thread(0)
+    }
+    if OWN.has_own_directory.load(Relaxed) != 0 {
+        // The program's may be unmounted.
+        calls::leave_directory();
     }
     OWN.cell.thread.store(calls::thread(), Relaxed);
     let (place, userfaultfd) = match meet_pager() {

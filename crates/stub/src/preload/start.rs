@@ -213,8 +213,8 @@ fn join(socket: &Descriptor, pager: Pager<'_>, welcome: &Welcome, file: &Descrip
     if head.magic != MAGIC || head.version != VERSION {
         return Err((b"the pager's memory is of another version", 0));
     }
-    if welcome.start_evictor {
-        evictor::start(welcome.attempt);
+    if let Some(start) = welcome.evictor {
+        evictor::start(start);
     }
     Ok(())
 }

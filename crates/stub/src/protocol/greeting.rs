@@ -62,10 +62,31 @@ pub struct Hello {
 pub struct Welcome {
     /// What shall happen.
     pub verdict: Verdict,
-    /// Of a program that starts its evictor now: which attempt that is.
+    /// Of a program that starts its evictor now, because the pager may not start it later by ptrace.
+    pub evictor: Option<EvictorStart>,
+}
+
+/// How an evictor is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictorStart {
+    /// Which attempt that is; never 0.
     pub attempt: u32,
-    /// Whether the program starts its evictor now, because the pager may not start it later by ptrace.
-    pub start_evictor: bool,
+    /// Whether its root and working directory are its own. Linux refuses `setns` into a mount namespace to a thread
+    /// that shares these with another one (`mntns_install` in its fs/namespace.c). But a filter of system calls may
+    /// know threads by what they share: under such a filter the evictor shares them.
+    pub has_own_directory: bool,
+}
+
+impl EvictorStart {
+    /// As the argument of a call.
+    pub const fn word(self) -> u64 {
+        pack(self.attempt, self.has_own_directory as u32)
+    }
+
+    /// Takes it apart.
+    pub const fn from_word(word: u64) -> Self {
+        Self { attempt: word as u32, has_own_directory: word >> 32 != 0 }
+    }
 }
 
 /// The program's last word: from now on it runs.
@@ -156,16 +177,15 @@ impl Hello {
 impl Welcome {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame(&[pack(self.verdict as u32, self.attempt), u64::from(self.start_evictor)])
+        frame(&[self.verdict as u64, self.evictor.map_or(0, EvictorStart::word)])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [verdict, start_evictor, ..] = unframe(words)?;
+        let [verdict, evictor, ..] = unframe(words)?;
         Ok(Self {
             verdict: Verdict::from_number(verdict as u32).ok_or(Mismatch::NotOurs)?,
-            attempt: (verdict >> 32) as u32,
-            start_evictor: start_evictor != 0,
+            evictor: (evictor != 0).then(|| EvictorStart::from_word(evictor)),
         })
     }
 }

@@ -47,7 +47,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 pub use batch::{Batch, Entry, Operation, Phase, batch_word, entry_word, outcome};
 pub use greeting::{
-    Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, TOKEN_WORD, Verdict, Welcome, Words,
+    EvictorStart, Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, TOKEN_WORD, Verdict, Welcome, Words,
 };
 
 /// The first word of the head and of every message: `SPILLWAY` as text.
@@ -187,10 +187,15 @@ pub struct EvictorCell {
 /// See [`EvictorCell::cleared_word`].
 pub const UNKNOWN_WORD: u64 = u64::MAX;
 
-/// The argument with which a borrowed thread of a program answers question `number`, in place of starting an evictor:
-/// those have arguments of 32 bits.
+/// The argument with which a borrowed thread of a program answers question `number`, in place of starting an evictor
+/// ([`EvictorStart::word`]): no attempt has number 0.
 pub const fn question(number: u32) -> u64 {
     (number as u64) << u32::BITS
+}
+
+/// The number of the question that an argument is, if it is one.
+pub const fn asked(argument: u64) -> Option<u32> {
+    if argument as u32 == 0 { Some((argument >> u32::BITS) as u32) } else { None }
 }
 
 /// Where the stack of the starting call ends, from the cell on (stacks grow down).

@@ -25,10 +25,11 @@ fn the_filter_lets_these_calls_pass() {
 #[test]
 fn messages_survive_their_journey() {
     assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
-    for (verdict, start_evictor) in
-        [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::PageTellingForks, false)]
+    let start = |has_own_directory| Some(EvictorStart { attempt: 3, has_own_directory });
+    for (verdict, evictor) in
+        [(Verdict::Page, start(true)), (Verdict::RunUnpaged, None), (Verdict::PageTellingForks, start(false))]
     {
-        let welcome = Welcome { verdict, attempt: 3, start_evictor };
+        let welcome = Welcome { verdict, evictor };
         assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
     }
     let ready = Ready { head: 0x7fff_0000_0000, status: -12 };

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::greeting::{Address, Listener, Notes, Visitor};
 use spillway_stub::head::Head;
 use spillway_stub::late_start::{self, ProgramPlaces};
-use spillway_stub::protocol::{EvictorState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
+use spillway_stub::protocol::{EvictorStart, EvictorState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
 use spillway_sys::call_notices::CallNotices;
 use spillway_sys::mapping::{Mapping, PAGE_SIZE_BYTES};
@@ -277,7 +277,8 @@ impl TinyPager {
         let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
         userfaultfd.agree(FEATURES | more).unwrap();
         let attempt = self.next_attempt();
-        visitor.welcome(&Welcome { verdict, attempt, start_evictor }, Some(self.head.file().as_fd())).unwrap();
+        let evictor = start_evictor.then_some(EvictorStart { attempt, has_own_directory: true });
+        visitor.welcome(&Welcome { verdict, evictor }, Some(self.head.file().as_fd())).unwrap();
         let (ready, listener) = visitor.ready_with_descriptor(far()).unwrap();
         assert_eq!(ready.status, 0);
         let places = places(visitor.process(), &hello, ready.head);
@@ -309,8 +310,9 @@ impl TinyPager {
     pub(crate) fn call_late(&mut self, paged: &mut Paged, thread: u32) {
         let deadline = far();
         paged.attempt = self.next_attempt();
+        let start = EvictorStart { attempt: paged.attempt, has_own_directory: false };
         loop {
-            match late_start::start_evictor(&paged.places, thread, paged.attempt, &mut || true, deadline) {
+            match late_start::start_evictor(&paged.places, thread, start, &mut || true, deadline) {
                 Ok(()) => return,
                 Err(TraceError::Unsuitable(why)) => assert!(Instant::now() < deadline, "{why}"),
                 Err(error) => panic!("{error}"),
@@ -360,7 +362,7 @@ impl Paged {
         let (hello, _) = evictor.hello(far()).unwrap();
         assert_eq!((hello.kind, hello.attempt), (HelloKind::Evictor, self.attempt));
         let seat = Seat::create().unwrap();
-        let welcome = Welcome { verdict: Verdict::Page, attempt: hello.attempt, start_evictor: false };
+        let welcome = Welcome { verdict: Verdict::Page, evictor: None };
         evictor.welcome(&welcome, Some(self.userfaultfd.as_fd())).unwrap();
         evictor.welcome(&welcome, Some(seat.file().as_fd())).unwrap();
         assert!(seat.wait_for_evictor(far()).unwrap());

@@ -24,6 +24,7 @@ pub struct Mount<'a> {
     /// The source, which users may choose.
     pub source: &'a [u8],
     options: &'a [u8],
+    mount_options: &'a [u8],
 }
 
 impl<'a> Mount<'a> {
@@ -34,10 +35,15 @@ impl<'a> Mount<'a> {
         let (id, parent) = (decimal(column()?)?, decimal(column()?)?);
         let (major, minor) = split_once(column()?, b':')?;
         let device = (decimal(major)?.try_into().ok()?, decimal(minor)?.try_into().ok()?);
-        let (root, point, _) = (column()?, column()?, column()?);
+        let (root, point, mount_options) = (column()?, column()?, column()?);
         while column()? != b"-" {}
         let (kind, source) = (column()?, column()?);
-        Some(Self { id, parent, device, root, point, kind, source, options: rest })
+        Some(Self { id, parent, device, root, point, kind, source, options: rest, mount_options })
+    }
+
+    /// Whether it is mounted with option `name` (`ro`, `noexec`), whatever other mounts of the file system have.
+    pub fn is_mounted(&self, name: &str) -> bool {
+        self.mount_options.split(|byte| *byte == b',').any(|option| option == name.as_bytes())
     }
 
     /// Whether the file system has option `name`.
