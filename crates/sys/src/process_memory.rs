@@ -4,7 +4,9 @@
 //! Reading a page that is missing and registered with a userfaultfd waits until that is served, so the thread that
 //! serves it must not read. Only for processes that one may trace.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use crate::mapping::Mapping;
 
@@ -25,6 +27,25 @@ pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::from_raw_os_error(libc::EFAULT))
+}
+
+/// The memory that a process had when this was opened, and no other: a program that the process executes later has
+/// another memory, maybe with more rights, and nothing of that is read here.
+#[derive(Debug)]
+pub struct HeldMemory {
+    content: File,
+}
+
+impl HeldMemory {
+    /// That of process `pid`, for a process that may trace it.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { content: File::open(format!("/proc/{pid}/mem"))? })
+    }
+
+    /// Fills `target` with what stands at `address`. An error also for a page that is away: this waits for none.
+    pub fn read_exact(&self, address: u64, target: &mut [u8]) -> io::Result<()> {
+        self.content.read_exact_at(target, address)
+    }
 }
 
 /// Words that a record of [`read_records`] has.
@@ -93,6 +114,38 @@ pub fn robust_list(thread: u32) -> io::Result<Option<u64>> {
 mod tests {
     use super::*;
     use crate::mapping::PAGE_SIZE_BYTES;
+
+    #[test]
+    fn memory_that_is_held_is_not_that_of_the_next_program() {
+        // The shell waits for a line, and becomes another program then.
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "read line; exec cat"]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = child.id();
+        let top_of_stack = || {
+            let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
+            crate::proc_text::maps::all(&text).find(|mapped| mapped.name == b"[stack]").map(|mapped| mapped.range.end)
+        };
+        let is_program = |name: &[u8]| std::fs::read(format!("/proc/{pid}/comm")).unwrap().trim_ascii() == name;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                assert!(std::time::Instant::now() < deadline, "the shell does not become what it shall");
+                std::thread::yield_now();
+            }
+        };
+        wait_until(&|| is_program(b"sh") && top_of_stack().is_some());
+        let (before, mut word) = (top_of_stack().unwrap() - 8, [0; 8]);
+        let held = HeldMemory::open(pid).unwrap();
+        held.read_exact(before, &mut word).unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"\n").unwrap();
+        wait_until(&|| is_program(b"cat") && top_of_stack().is_some());
+        let after = top_of_stack().unwrap() - 8;
+        assert!(read_exact(pid, after, &mut word).is_ok() && held.read_exact(after, &mut word).is_err());
+        assert!(held.read_exact(before, &mut word).is_err(), "its memory is gone");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     #[test]
     fn bytes_come_over_as_far_as_they_can_be_read() {

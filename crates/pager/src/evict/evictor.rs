@@ -12,6 +12,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{BATCHES, EvictorState, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
+use spillway_sys::process_memory::HeldMemory;
 
 use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
 use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
@@ -26,6 +27,8 @@ pub struct SeatEvictor {
     seat: Seat,
     /// The write-back pool.
     pool: Arc<BufferPool>,
+    /// The program's memory.
+    content: Option<Arc<HeldMemory>>,
     /// What each batch evicts.
     requests: [Vec<EvictRequest>; BATCHES],
     /// The batch that ends next, or that is posted next if none is under way.
@@ -51,13 +54,21 @@ pub struct SeatEvictor {
 }
 
 impl SeatEvictor {
-    /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
-    pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
+    /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`. Without `content`
+    /// its batches wait for it when it is stopped.
+    pub fn new(
+        seat: Seat,
+        pool: Arc<BufferPool>,
+        content: Option<Arc<HeldMemory>>,
+        is_gone: Arc<AtomicBool>,
+        thread: Arc<AtomicU32>,
+    ) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
         let requests = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
         Self {
             seat,
             pool,
+            content,
             requests,
             batch: 0,
             under_way: 0,
@@ -210,9 +221,10 @@ impl Evictor for SeatEvictor {
         if self.seat.withdraw(self.batch) {
             outcomes.fill(EvictOutcome::Refused);
         } else {
+            let Some(content) = self.content.as_deref() else { return false };
             let requests = &self.requests[self.batch];
             let (seat, pool) = (&self.seat, self.pool.memory());
-            let rescue = Rescue { seat, batch: self.batch, process, thread, requests, pool };
+            let rescue = Rescue { seat, batch: self.batch, process, thread, content, requests, pool };
             if requests.is_empty() || !rescue.run(outcomes).unwrap_or(false) {
                 return false;
             }
@@ -269,7 +281,7 @@ mod tests {
 
     fn evictor() -> SeatEvictor {
         let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
-        SeatEvictor::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
+        SeatEvictor::new(Seat::create().unwrap(), pool, None, Arc::default(), Arc::default())
     }
 
     #[test]

@@ -18,7 +18,7 @@ use spillway_stub::protocol::{EVICTOR_NAME, outcome};
 use spillway_stub::seat::Seat;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
-use spillway_sys::process_memory::read_exact;
+use spillway_sys::process_memory::HeldMemory;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 use spillway_sys::whereabouts::instruction_of;
@@ -62,6 +62,8 @@ pub struct Rescue<'a> {
     pub process: u32,
     /// The evictor's thread.
     pub thread: u32,
+    /// The program's memory. The process may have become another program since, of whose memory nothing is read.
+    pub content: &'a HeldMemory,
     /// What the evictor was to do.
     pub requests: &'a [EvictRequest],
     /// The write-back pool.
@@ -87,7 +89,7 @@ impl Rescue<'_> {
         let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
         for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
-            let is_read = is_there(&pagemap, place(index))? && read_exact(self.process, place(index), content).is_ok();
+            let is_read = is_there(&pagemap, place(index))? && self.content.read_exact(place(index), content).is_ok();
             // Nothing is moved any more, so a page that is still there was there all the time.
             seen[index].staged = is_read && is_there(&pagemap, place(index))?;
         }
@@ -136,12 +138,24 @@ mod tests {
     use crate::page_table::virtual_page::VirtualPage;
     use crate::page_table::volume_pages::PoolPage;
 
+    fn own_memory() -> HeldMemory {
+        HeldMemory::open(std::process::id()).unwrap()
+    }
+
     #[test]
     fn a_page_is_where_it_is_seen_and_else_where_the_evictor_says() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
         let request = |target| EvictRequest { page: VirtualPage::at(0x1000), target };
         let requests = [request(Some(PoolPage(2))), request(None)];
-        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, requests: &requests, pool: &pool };
+        let rescue = Rescue {
+            seat: &seat,
+            batch: 0,
+            process: 0,
+            thread: 0,
+            content: &own_memory(),
+            requests: &requests,
+            pool: &pool,
+        };
         let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);
         let seen = |in_place, staged| Seen { in_place, staged };
         assert_eq!(rescue.outcome(0, seen(true, false), &zeroes), EvictOutcome::Refused);
@@ -164,7 +178,15 @@ mod tests {
     fn nothing_is_taken_over_from_an_evictor_that_runs() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
         let process = std::process::id();
-        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, requests: &[], pool: &pool };
+        let rescue = Rescue {
+            seat: &seat,
+            batch: 0,
+            process,
+            thread: process,
+            content: &own_memory(),
+            requests: &[],
+            pool: &pool,
+        };
         assert!(!rescue.run(&mut []).unwrap());
         assert!(!is_stopped(process, process) && thread_of_evictor(process).is_none());
     }

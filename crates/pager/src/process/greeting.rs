@@ -263,7 +263,13 @@ impl Survey {
             .and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok())
             .and_then(|process| self.guardian.watch(process));
         match Process::open(number) {
-            Ok(process) => tracked.process = Some(process),
+            Ok(mut process) => {
+                // It may have become another program before it was opened; its former memory does not come back.
+                if find_process(tracked, &[number]) != Some(number) {
+                    process.content = None;
+                }
+                tracked.process = Some(process);
+            }
             // It ended just now, as programs do.
             Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) || has_ended(number) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
@@ -292,8 +298,14 @@ impl Survey {
         evictor.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
         evictor.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
-        let by_seat =
-            SeatEvictor::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
+        let content = tracked.process.as_ref().and_then(|process| process.content.clone());
+        let by_seat = SeatEvictor::new(
+            seat.clone(),
+            pool,
+            content,
+            Arc::clone(&space.is_gone),
+            Arc::clone(&space.evictor_thread),
+        );
         *lock(&space.evictor) = Some(Box::new(by_seat));
         *lock(&space.seat) = Some(seat.clone());
         tracked.seat = Some(seat);

@@ -5,11 +5,13 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::proc_text::words;
+use spillway_sys::process_memory::HeldMemory;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
@@ -26,6 +28,8 @@ pub struct Process {
     control_blocks: RefCell<ControlBlocks>,
     /// Its page table.
     pub pagemap: Pagemap,
+    /// Its memory, where that may be read and is proved to be the one that the pager serves.
+    pub content: Option<Arc<HeldMemory>>,
 }
 
 impl Process {
@@ -38,6 +42,7 @@ impl Process {
             threads: RefCell::new(Threads::of(number)?),
             control_blocks: RefCell::new(ControlBlocks::of(number)),
             pagemap: Pagemap::open(number)?,
+            content: HeldMemory::open(number).ok().map(Arc::new),
         })
     }
 
