@@ -16,7 +16,7 @@ use spillway_frontend::{fuse, nbd, ublk};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::device::records::{DeviceRecord, remove_backing};
+use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::reserve::Reserve;
@@ -165,7 +165,7 @@ fn mend(registry: &Registry, found: &Found) -> Vec<String> {
     drop(ReadAheadAside::recorded(&found.path));
     let mut errors = match found.kind {
         Kind::Run => take_down(&mut RunLeftovers::of_run(registry, &found.name)),
-        Kind::Device => mend_device(found).err().into_iter().collect(),
+        Kind::Device => mend_device(registry, found).err().into_iter().collect(),
         Kind::Donor | Kind::Agent => Vec::new(),
     };
     errors.extend(remove_group(found).err());
@@ -184,11 +184,11 @@ fn remove_group(found: &Found) -> Result<(), String> {
 }
 
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
-fn mend_device(found: &Found) -> Result<(), String> {
+fn mend_device(registry: &Registry, found: &Found) -> Result<(), String> {
     // Its keeper is dead, or needs it no more.
     drop(Reserve::recorded(&found.path));
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
-    if let Some(path) = &record.path {
+    if let Some(path) = record.path.as_ref().filter(|path| !is_anothers(registry, &found.name, path)) {
         let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;
         let waiting = ublk::leftovers::list().map_err(|error| error.to_string())?.into_iter().find(waits);
         match waiting {
@@ -281,6 +281,19 @@ mod tests {
         assert!(registry.claim(Kind::Agent, "test-agent").is_err());
     }
 
+    /// Its swap would be switched off.
+    #[test]
+    fn a_block_device_that_has_become_a_living_devices_is_left_alone() {
+        let (_directory, registry) = Registry::temporary();
+        let dead = leave(&registry, Kind::Device, "test-dead");
+        let living = registry.claim(Kind::Device, "test-living").unwrap();
+        let record = serde_json::json!({"path": "/dev/ublkb7", "temporary_backing": null, "run": null}).to_string();
+        [dead.as_path(), living.path()].iter().for_each(|entry| fs::write(entry.join("device.json"), &record).unwrap());
+        let path = Path::new("/dev/ublkb7");
+        assert!(is_anothers(&registry, "test-dead", path) && !is_anothers(&registry, "test-living", path));
+        assert!(!is_anothers(&registry, "test-dead", Path::new("/dev/ublkb8")));
+    }
+
     #[test]
     fn a_dead_devices_temporary_backing_file_goes_and_a_named_one_stays() {
         let (directory, registry) = Registry::temporary();
@@ -293,10 +306,10 @@ mod tests {
         };
         record(None);
         let found = registry.find(Kind::Device, "test-backing").unwrap();
-        mend_device(&found).unwrap();
+        mend_device(&registry, &found).unwrap();
         assert!(backing.exists());
         record(Some(&backing));
-        mend_device(&found).unwrap();
+        mend_device(&registry, &found).unwrap();
         assert!(!backing.exists());
     }
 }

@@ -2,8 +2,7 @@
 
 use spillway_testing::fuzz::Target;
 
-use crate::protocol::EvictorStart;
-use crate::protocol::{Hello, HelloKind, MESSAGE_WORDS, Ready, Verdict, Welcome, Words};
+use crate::protocol::{EvictorStart, Hello, HelloKind, MESSAGE_WORDS, Ready, Verdict, Welcome, Words};
 
 fn bytes_of(words: &Words) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -32,8 +31,8 @@ fn fuzz_greetings() {
         head: 0,
     };
     let evictor = Hello { kind: HelloKind::Evictor, ..hello };
-    let evictor = Some(EvictorStart { attempt: 1, has_own_directory: true });
-    let welcome = Welcome { verdict: Verdict::Page, evictor };
+    let start = Some(EvictorStart { attempt: 1, has_own_directory: true });
+    let welcome = Welcome { verdict: Verdict::Page, evictor: start };
     let ready = Ready { head: 0x7f00_0000_8000, status: 0 };
     let examples = [hello.encode(), evictor.encode(), welcome.encode(), ready.encode()];
     let examples = examples.iter().map(bytes_of).collect();

@@ -228,8 +228,8 @@ fn bound(device: File, binding: &Binding) -> io::Result<Option<File>> {
     Ok(information(&device)?.filter(|info| info.is(binding)).map(|_| device))
 }
 
-/// Frees the device at `path` if it is bound to `binding`, unless another process has it open. Dirty pages of the device's own
-/// cache are written first, so its server must be running, or be dead for good (then the writes fail).
+/// Frees the device at `path` if it is bound to `binding`, unless another process has it open. Dirty pages of the
+/// device's own cache are written first, so its server must be running, or be dead for good (then the writes fail).
 pub fn detach(path: &Path, binding: &Binding) -> io::Result<Detached> {
     let device = match open(path, libc::O_EXCL) {
         Ok(device) => device,

@@ -102,8 +102,8 @@ impl GuardedPlace {
     }
 }
 
-/// The number of the mount that `descriptor` is of. Unlike statx(2) the kernel tells it so before Linux 5.8, and asks no
-/// file system, whose server may be dead.
+/// The number of the mount that `descriptor` is of. Unlike statx(2) the kernel tells it so before Linux 5.8, and asks
+/// no file system, whose server may be dead.
 fn id_of(descriptor: impl AsFd) -> io::Result<u64> {
     let about = fs::read(format!("/proc/self/fdinfo/{}", descriptor.as_fd().as_raw_fd()))?;
     fields::number_of(&about, "mnt_id").ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))

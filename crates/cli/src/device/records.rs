@@ -16,6 +16,7 @@ use spillway_volume::status::DeviceStatus;
 use super::prefetch::plan::PrefetchPlan;
 use crate::own_donors::OwnDonorsPlan;
 use crate::prefetch_report::PrefetchReport;
+use crate::registry::{Found, Kind, Registry};
 
 /// Everything the device's process needs to know, checked by the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -150,6 +151,16 @@ impl DeviceRecord {
     pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
         Ok(own_files::replace(&entry.join("device.json"), 0o600, &serde_json::to_vec(self)?)?)
     }
+}
+
+/// Whether a living device has this path by now, and not the one of this name: the numbers of block devices are used
+/// again.
+pub(crate) fn is_anothers(registry: &Registry, name: &str, path: &Path) -> bool {
+    let entries = registry.entries().unwrap_or_default();
+    let mut others = entries.iter().filter(|found| found.kind == Kind::Device && found.name != name);
+    let has_path =
+        |found: &Found| DeviceRecord::read(&found.path).is_some_and(|record| record.path.as_deref() == Some(path));
+    others.any(|found| found.is_alive() && has_path(found))
 }
 
 pub(crate) fn remove_backing(record: &DeviceRecord) {

@@ -3,13 +3,14 @@
 //! Works from names alone, so that it needs nothing of the process that set things up. Invariant: nothing that holds
 //! pages is stopped before they are back in memory; if they cannot be brought back, device and donors stay.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::device::records::{DeviceRecord, remove_backing};
+use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};
@@ -141,7 +142,8 @@ impl Leftovers for RunLeftovers<'_> {
 
     fn swap_off(&mut self) -> Result<(), String> {
         let record = self.device().and_then(|found| DeviceRecord::read(&found.path));
-        let Some(path) = record.and_then(|record| record.path) else { return Ok(()) };
+        let own = |path: &PathBuf| !is_anothers(self.registry, &device_name(&self.run), path);
+        let Some(path) = record.and_then(|record| record.path).filter(own) else { return Ok(()) };
         loop {
             match swap_area::off(&path, true) {
                 // A signal to the program's end is no reason to leave its pages out.

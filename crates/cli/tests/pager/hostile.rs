@@ -3,8 +3,8 @@
 //!
 //! The other program (`bait`) has its set-user-ID bit, belongs to root, and leaves a mark if anything makes it
 //! execute a function that it never calls. It lies in a directory that the impostor names as `/proc/PID/maps` writes
-//! the file that shows a program of the run, and has a page where the impostor had that file. Other programs are far beyond the budget meanwhile, so that the pager
-//! starts agents all the time.
+//! the file that shows a program of the run, and has a page where the impostor had that file. Other programs
+//! are far beyond the budget meanwhile, so that the pager starts agents all the time.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

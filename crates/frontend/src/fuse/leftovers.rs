@@ -5,7 +5,8 @@
 //! whose process is gone is ever touched.
 //!
 //! Any user can give a mount our name and type, and mount it where another one was. So a mount counts that this user
-//! made, by what the kernel says, and is unmounted by its number ([`MountPoint`]); a loop device is what it is bound to.
+//! made, by what the kernel says, and is unmounted by its number ([`MountPoint`]). A loop device is what it is bound
+//! to.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

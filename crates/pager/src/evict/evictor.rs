@@ -12,9 +12,8 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{BATCHES, EvictorState, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
-use spillway_sys::pagemap::Pagemap;
 
-use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
+use crate::evict::take_over::{Held, Rescue, is_stopped, thread_of_evictor};
 use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
 use crate::page_table::virtual_page::VirtualPage;
 use crate::process::memory::{CollapseOutcome, EvictOutcome, EvictRequest, Evictor};
@@ -27,6 +26,8 @@ pub struct SeatEvictor {
     seat: Seat,
     /// The write-back pool.
     pool: Arc<BufferPool>,
+    /// The program's memory.
+    held: Option<Held>,
     /// What each batch evicts.
     requests: [Vec<EvictRequest>; BATCHES],
     /// The batch that ends next, or that is posted next if none is under way.
@@ -48,25 +49,25 @@ pub struct SeatEvictor {
     is_gone: Arc<AtomicBool>,
     /// Where its thread's number is told: its faults are never held back (rule 15).
     thread: Arc<AtomicU32>,
-    /// What is there of the program.
-    pagemap: Option<Pagemap>,
     tasks: Vec<Task>,
 }
 
 impl SeatEvictor {
-    /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
+    /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`. Without `held` its
+    /// batches wait for it when it is stopped.
     pub fn new(
         seat: Seat,
         pool: Arc<BufferPool>,
+        held: Option<Held>,
         is_gone: Arc<AtomicBool>,
         thread: Arc<AtomicU32>,
-        pagemap: Option<Pagemap>,
     ) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
         let requests = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
         Self {
             seat,
             pool,
+            held,
             requests,
             batch: 0,
             under_way: 0,
@@ -77,7 +78,6 @@ impl SeatEvictor {
             is_told: false,
             is_gone,
             thread,
-            pagemap,
             tasks,
         }
     }
@@ -220,10 +220,10 @@ impl Evictor for SeatEvictor {
         if self.seat.withdraw(self.batch) {
             outcomes.fill(EvictOutcome::Refused);
         } else {
+            let Some(held) = &self.held else { return false };
             let requests = &self.requests[self.batch];
             let (seat, pool) = (&self.seat, self.pool.memory());
-            let Some(pagemap) = &self.pagemap else { return false };
-            let rescue = Rescue { seat, batch: self.batch, process, thread, pagemap, requests, pool };
+            let rescue = Rescue { seat, batch: self.batch, process, thread, held, requests, pool };
             if requests.is_empty() || !rescue.run(outcomes).unwrap_or(false) {
                 return false;
             }
@@ -280,7 +280,7 @@ mod tests {
 
     fn evictor() -> SeatEvictor {
         let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
-        SeatEvictor::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default(), None)
+        SeatEvictor::new(Seat::create().unwrap(), pool, None, Arc::default(), Arc::default())
     }
 
     #[test]

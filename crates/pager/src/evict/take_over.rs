@@ -12,13 +12,14 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{EVICTOR_NAME, outcome};
 use spillway_stub::seat::Seat;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
-use spillway_sys::process_memory::read_exact;
+use spillway_sys::process_memory::HeldMemory;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 use spillway_sys::whereabouts::instruction_of;
@@ -52,6 +53,14 @@ struct Seen {
     staged: bool,
 }
 
+/// A program's memory. The process may have become another program since, of whose memory nothing is read here.
+pub struct Held {
+    /// What is there. It is not opened when it is needed: that would wait for the survey (`process::openings`).
+    pub pagemap: Pagemap,
+    /// What stands there. A page that is away is an error, and is not waited for.
+    pub content: Arc<HeldMemory>,
+}
+
 /// A batch as it lies there.
 pub struct Rescue<'a> {
     /// The evictor's.
@@ -62,8 +71,8 @@ pub struct Rescue<'a> {
     pub process: u32,
     /// The evictor's thread.
     pub thread: u32,
-    /// What is there of the program. It is not opened here: that would wait for the survey (`process::openings`).
-    pub pagemap: &'a Pagemap,
+    /// The program's memory.
+    pub held: &'a Held,
     /// What the evictor was to do.
     pub requests: &'a [EvictRequest],
     /// The write-back pool.
@@ -81,7 +90,7 @@ impl Rescue<'_> {
         let Some(staging) = self.seat.staging().filter(|_| is_sure && is_stopped(self.process, self.thread)) else {
             return Ok(false);
         };
-        let pagemap = self.pagemap;
+        let pagemap = &self.held.pagemap;
         let mut seen = vec![Seen::default(); self.requests.len()];
         for (one, request) in seen.iter_mut().zip(self.requests) {
             one.in_place = is_there(pagemap, request.page.address())?;
@@ -89,7 +98,8 @@ impl Rescue<'_> {
         let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
         for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
-            let is_read = is_there(pagemap, place(index))? && self.read(place(index), content)?;
+            let is_read =
+                is_there(pagemap, place(index))? && self.held.content.read_exact(place(index), content).is_ok();
             // Nothing is moved any more, so a page that is still there was there all the time.
             seen[index].staged = is_read && is_there(pagemap, place(index))?;
         }
@@ -97,14 +107,6 @@ impl Rescue<'_> {
             *outcome = self.outcome(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);
         }
         Ok(true)
-    }
-
-    /// False: there is nothing to be read. An error: it is not known what there is.
-    fn read(&self, address: u64, content: &mut [u8]) -> io::Result<bool> {
-        match read_exact(self.process, address, content) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-            result => Ok(result.is_ok()),
-        }
     }
 
     fn outcome(&self, index: usize, seen: Seen, content: &[u8]) -> EvictOutcome {
@@ -146,14 +148,18 @@ mod tests {
     use crate::page_table::virtual_page::VirtualPage;
     use crate::page_table::volume_pages::PoolPage;
 
+    fn own_memory() -> Held {
+        let own = std::process::id();
+        Held { pagemap: Pagemap::open(own).unwrap(), content: Arc::new(HeldMemory::open(own).unwrap()) }
+    }
+
     #[test]
     fn a_page_is_where_it_is_seen_and_else_where_the_evictor_says() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
         let request = |target| EvictRequest { page: VirtualPage::at(0x1000), target };
         let requests = [request(Some(PoolPage(2))), request(None)];
-        let pagemap = Pagemap::open(std::process::id()).unwrap();
-        let (pagemap, pool) = (&pagemap, &pool);
-        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, pagemap, requests: &requests, pool };
+        let (held, pool) = (&own_memory(), &pool);
+        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, held, requests: &requests, pool };
         let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);
         let seen = |in_place, staged| Seen { in_place, staged };
         assert_eq!(rescue.outcome(0, seen(true, false), &zeroes), EvictOutcome::Refused);
@@ -176,9 +182,8 @@ mod tests {
     fn nothing_is_taken_over_from_an_evictor_that_runs() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
         let process = std::process::id();
-        let pagemap = Pagemap::open(process).unwrap();
-        let (pagemap, pool) = (&pagemap, &pool);
-        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, pagemap, requests: &[], pool };
+        let (held, pool) = (&own_memory(), &pool);
+        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, held, requests: &[], pool };
         assert!(!rescue.run(&mut []).unwrap());
         assert!(!is_stopped(process, process) && thread_of_evictor(process).is_none());
     }

@@ -285,7 +285,13 @@ impl Survey {
             .and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok())
             .and_then(|process| self.guardian.watch(process));
         match Process::open(number) {
-            Ok(process) => tracked.process = Some(process),
+            Ok(mut process) => {
+                // It may have become another program before it was opened; its former memory does not come back.
+                if find_process(tracked, &[number]) != Some(number) {
+                    process.content = None;
+                }
+                tracked.process = Some(process);
+            }
             // It ended just now, as programs do.
             Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) || has_ended(number) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
@@ -314,9 +320,9 @@ impl Survey {
         evictor.welcome(&answer(Verdict::Page), Some(space.memory.event()))?;
         evictor.welcome(&answer(Verdict::Page), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
+        let held = tracked.process.as_ref().and_then(Process::held);
         let (is_gone, thread) = (Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
-        let pagemap = tracked.process.as_ref().map(|process| process.pagemap.clone());
-        let by_seat = SeatEvictor::new(seat.clone(), pool, is_gone, thread, pagemap);
+        let by_seat = SeatEvictor::new(seat.clone(), pool, held, is_gone, thread);
         *lock(&space.evictor) = Some(Box::new(by_seat));
         *lock(&space.seat) = Some(seat.clone());
         tracked.seat = Some(seat);

@@ -60,7 +60,11 @@ impl Openings {
         if !self.is_watched {
             self.is_watched = true;
             self.leases.push(Lease::take(Arc::clone(process.pagemap.file()))?);
-            self.leases.push(lease(&format!("/proc/{number}/mem"))?);
+            // Where the kernel counts readers, another descriptor of this process would be in the way of a lease.
+            self.leases.push(match &process.content {
+                Some(content) => Lease::take(Arc::clone(content.file()))?,
+                None => lease(&format!("/proc/{number}/mem"))?,
+            });
         }
         let threads = process.threads()?;
         self.of_threads.retain(|thread, _| threads.contains(thread));

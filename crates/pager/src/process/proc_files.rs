@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::machine_memory::MachineMemory;
@@ -12,9 +13,11 @@ use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::proc_text::{fields, words};
+use spillway_sys::process_memory::HeldMemory;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
+use crate::evict::take_over::Held;
 use crate::mappings::maps::locked_bytes;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::process::control_blocks::ControlBlocks;
@@ -28,6 +31,8 @@ pub struct Process {
     control_blocks: RefCell<ControlBlocks>,
     /// Its page table.
     pub pagemap: Pagemap,
+    /// Its memory, where that may be read and is proved to be the one that the pager serves.
+    pub content: Option<Arc<HeldMemory>>,
 }
 
 impl Process {
@@ -40,7 +45,13 @@ impl Process {
             threads: RefCell::new(Threads::of(number)?),
             control_blocks: RefCell::new(ControlBlocks::of(number)),
             pagemap: Pagemap::open(number)?,
+            content: HeldMemory::open(number).ok().map(Arc::new),
         })
+    }
+
+    /// Its memory as it is now, whatever program it becomes; `None` where that may not be read.
+    pub fn held(&self) -> Option<Held> {
+        Some(Held { pagemap: self.pagemap.clone(), content: Arc::clone(self.content.as_ref()?) })
     }
 
     /// Its number.

@@ -7,7 +7,7 @@
 //!
 //! - [`maps`]: `/proc/PID/maps` and `smaps`.
 //! - [`mounts`]: `/proc/PID/mountinfo`. [`swaps`]: `/proc/swaps`. [`cgroups`]: `/proc/PID/cgroup`.
-//! - [`stat`]: `/proc/PID/stat`.
+//! - [`stat`] is for `/proc/PID/stat`.
 //! - [`fields`]: lists of names and values: `status`, `meminfo`, `smaps_rollup`, `fdinfo`, `cpuinfo`, `memory.stat`.
 //! - [`words`]: lists of numbers: `statm`, `schedstat`, `children`, `syscall`, `cgroup.procs`; pressure.
 //! - [`strings`]: `cmdline` and `environ`.

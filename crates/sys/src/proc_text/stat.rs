@@ -1,6 +1,6 @@
-//! `/proc/PID/stat` (proc_pid_stat(5)): a number, the program's name in parentheses, and columns with one blank between.
-//! The name may hold anything, blanks and parentheses too, and the kernel escapes nothing of it but line ends. Behind
-//! it stand numbers and one letter, so the text's last parenthesis ends the name.
+//! `/proc/PID/stat` (proc_pid_stat(5)): a number, the program's name in parentheses, and columns with one blank
+//! between. The name may hold anything, blanks and parentheses too, and the kernel escapes nothing of it but line
+//! ends and backslashes. Behind it stand numbers and one letter, so the text's last parenthesis ends the name.
 
 use super::split_once;
 

@@ -1,5 +1,5 @@
-//! `/proc/swaps` (proc(5)): a title, then a line for each area with its file, kind, size, used size and priority. Blanks
-//! and tabs are between the columns, and the kernel escapes those in the path.
+//! `/proc/swaps` (proc(5)): a title, then a line for each area with its file, kind, size, used size and priority.
+//! Blanks and tabs are between the columns, and the kernel escapes those in the path.
 
 use super::{decimal, lines};
 

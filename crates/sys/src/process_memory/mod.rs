@@ -11,12 +11,14 @@
 mod reader;
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::reader::{HEAD_BYTES, Job, Reader, Unread};
+use crate::lease::open_unless_leased;
 use crate::process::ProcessIdentity;
 
 /// Fills `target` with what stands at `address` of process `pid`.
@@ -27,6 +29,31 @@ pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
     }
     target.copy_from_slice(&job.bytes);
     Ok(())
+}
+
+/// The memory that a process had when this was opened, and no other: a program that the process executes later has
+/// another memory, maybe with more rights, and nothing of that is read here.
+#[derive(Debug)]
+pub struct HeldMemory {
+    content: Arc<File>,
+}
+
+impl HeldMemory {
+    /// That of process `pid`, for a process that may trace it.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { content: Arc::new(open_unless_leased(format!("/proc/{pid}/mem"))?) })
+    }
+
+    /// The file, `/proc/PID/mem`.
+    pub fn file(&self) -> &Arc<File> {
+        &self.content
+    }
+
+    /// Fills `target` with what stands at `address`. An error also for a page that is away: this waits for no
+    /// userfaultfd. It does wait for a file system that a program serves itself.
+    pub fn read_exact(&self, address: u64, target: &mut [u8]) -> io::Result<()> {
+        self.content.read_exact_at(target, address)
+    }
 }
 
 /// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read.
@@ -155,6 +182,38 @@ pub fn robust_list(thread: u32) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_is_held_is_not_that_of_the_next_program() {
+        // The shell waits for a line, and becomes another program then.
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "read line; exec cat"]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = child.id();
+        let top_of_stack = || {
+            let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
+            crate::proc_text::maps::all(&text).find(|mapped| mapped.name == b"[stack]").map(|mapped| mapped.range.end)
+        };
+        let is_program = |name: &[u8]| std::fs::read(format!("/proc/{pid}/comm")).unwrap().trim_ascii() == name;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                assert!(std::time::Instant::now() < deadline, "the shell does not become what it shall");
+                std::thread::yield_now();
+            }
+        };
+        wait_until(&|| is_program(b"sh") && top_of_stack().is_some());
+        let (before, mut word) = (top_of_stack().unwrap() - 8, [0; 8]);
+        let held = HeldMemory::open(pid).unwrap();
+        held.read_exact(before, &mut word).unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"\n").unwrap();
+        wait_until(&|| is_program(b"cat") && top_of_stack().is_some());
+        let after = top_of_stack().unwrap() - 8;
+        assert!(read_exact(pid, after, &mut word).is_ok() && held.read_exact(after, &mut word).is_err());
+        assert!(held.read_exact(before, &mut word).is_err(), "its memory is gone");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     #[test]
     fn bytes_and_words_are_read_and_what_cannot_be_is_an_error() {
