@@ -124,7 +124,7 @@ mod tests {
     fn of_too_many_machines_those_that_answered_are_shown_and_all_fit_an_answer() {
         let mut made_up = member(Some(&"\"".repeat(32)), "suspect");
         made_up.answered = false;
-        made_up.address = format!("[{}]:65535", vec!["ffff"; 8].join(":"));
+        made_up.address = format!("[{}]:65535", ["ffff"; 8].join(":"));
         (made_up.generation, made_up.quota_bytes) = (Some(u64::MAX), Some(u64::MAX));
         (made_up.lent_bytes, made_up.used_bytes, made_up.wire_version) =
             (Some(u64::MAX), Some(u64::MAX), Some(u16::MAX));

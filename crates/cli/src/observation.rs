@@ -6,6 +6,7 @@
 //! Invariants: a report that cannot be read is a warning, never a row of zeroes; the figures are those of
 //! `spillway status --json`, so there is one truth.
 
+use spillway_sys::lease::read_unless_leased;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -204,7 +205,7 @@ impl Thing {
 
 /// The program of the run whose process this is: a run's report does not have it.
 fn program_of_run(pid: u32) -> Option<String> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = read_unless_leased(format!("/proc/{pid}/cmdline")).ok()?;
     program_in(&line)
 }
 

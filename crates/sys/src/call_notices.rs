@@ -8,6 +8,7 @@
 //! The filter that asks is [`crate::call_filter`], or for forks one that a program's stub installs. Every call is
 //! answered, whatever is missing here: a thread that waits for an answer cannot even be traced.
 
+use crate::lease::read_unless_leased;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
@@ -437,7 +438,7 @@ fn uptime_ticks() -> u64 {
 }
 
 fn process_of(thread: u32) -> io::Result<u32> {
-    let status = fs::read(format!("/proc/{thread}/status"))?;
+    let status = read_unless_leased(format!("/proc/{thread}/status"))?;
     let process = fields::number_of(&status, "Tgid").and_then(|number| u32::try_from(number).ok());
     process.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

@@ -4,7 +4,7 @@
 //! An opening that shall not wait (`O_NONBLOCK`) fails with `EWOULDBLOCK` while there is a lease.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -65,6 +65,14 @@ impl Drop for Lease {
 /// files of `/proc`.
 pub fn open_unless_leased(path: impl AsRef<Path>) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// All of a file, as [`open_unless_leased`] opens it: for files of other processes in `/proc`, where no lease of such a
+/// process is waited for.
+pub fn read_unless_leased(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    open_unless_leased(path)?.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Readable when a file is being opened on which this thread has a lease.

@@ -301,7 +301,7 @@ mod tests {
         file.set_len(1 << 20).unwrap();
         let bound_to = FileId::of(&rustix::fs::fstat(&file).unwrap());
         let others = Binding { name: "spillway-test-others".to_owned(), file: bound_to };
-        let named = Binding { name: "spillway-test-mine".to_owned(), ..others.clone() };
+        let named = Binding { name: "spillway-test-mine".to_owned(), ..others };
         let path = attach(file.as_fd(), &others.name, 4096).unwrap();
         let same_name = Binding { file: FileId { inode: bound_to.inode + 1, ..bound_to }, ..others.clone() };
         for mine in [named, same_name] {

@@ -1,5 +1,6 @@
 //! Which version of memory cgroups the kernel has, and where they are mounted.
 
+use crate::lease::read_unless_leased;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -65,7 +66,7 @@ impl Hierarchy {
 
     /// The group that `process` is in.
     pub fn group_of(&self, process: u32) -> io::Result<PathBuf> {
-        Ok(self.group_in(&fs::read(format!("/proc/{process}/cgroup"))?))
+        Ok(self.group_in(&read_unless_leased(format!("/proc/{process}/cgroup"))?))
     }
 
     fn group_in(&self, text: &[u8]) -> PathBuf {

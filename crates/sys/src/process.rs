@@ -1,5 +1,6 @@
 //! Which process is meant: its number and the time it started, because numbers are reused.
 
+use crate::lease::read_unless_leased;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -78,7 +79,7 @@ pub fn nested(pid: u32) -> io::Result<Vec<ProcessIdentity>> {
 
 /// The number of process or thread `pid` in its own namespace, if that is one below this one.
 pub fn innermost_number(pid: u32) -> Option<u32> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = read_unless_leased(format!("/proc/{pid}/status")).ok()?;
     words::processes(fields::value_of(&status, "NSpid")?).skip(1).last()
 }
 
@@ -106,7 +107,7 @@ pub fn children(parent: u32) -> io::Result<Vec<u32>> {
 fn listed_children(parent: u32) -> io::Result<Option<Vec<u32>>> {
     let mut listed = Vec::new();
     for thread in Threads::of(parent)?.list()? {
-        let Ok(text) = fs::read(format!("/proc/{parent}/task/{thread}/children")) else { return Ok(None) };
+        let Ok(text) = read_unless_leased(format!("/proc/{parent}/task/{thread}/children")) else { return Ok(None) };
         listed.extend(words::processes(&text));
     }
     Ok(Some(listed))

@@ -1,7 +1,7 @@
 //! What `/proc/PID/stat` tells of a process, or of one of its threads (proc(5)).
 
+use crate::lease::read_unless_leased;
 use std::borrow::Cow;
-use std::fs;
 use std::io;
 use std::str::FromStr;
 
@@ -38,7 +38,7 @@ impl ProcessStat {
     }
 
     fn read(path: &str) -> io::Result<Self> {
-        Self::parse(fs::read(path)?)
+        Self::parse(read_unless_leased(path)?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
     }
 

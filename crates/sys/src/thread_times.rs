@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use crate::lease::open_unless_leased;
+
 use crate::proc_text::words;
 
 /// Longest text that is read: three numbers of at most 20 digits.
@@ -38,7 +40,7 @@ impl ThreadTimes {
     }
 
     fn open(path: &str) -> io::Result<Self> {
-        Ok(Self { file: File::open(path)? })
+        Ok(Self { file: open_unless_leased(path)? })
     }
 
     /// As of now; an error when the thread has ended.

@@ -1,6 +1,6 @@
 //! Where a thread of another process is: `/proc/PID/task/TID/syscall` (proc(5)), for a process that may trace it.
 
-use std::fs;
+use crate::lease::read_unless_leased;
 use std::io;
 
 use crate::proc_text::words::{self, Call};
@@ -19,7 +19,7 @@ pub enum Whereabouts {
 impl Whereabouts {
     /// Of a thread now; an error when it ended, or when it may not be traced.
     pub fn of_thread(process: u32, thread: u32) -> io::Result<Self> {
-        let text = fs::read(format!("/proc/{process}/task/{thread}/syscall"))?;
+        let text = read_unless_leased(format!("/proc/{process}/task/{thread}/syscall"))?;
         match words::call(&text) {
             Some(Call::Runs) => Ok(Self::Runs),
             Some(Call::Outside) => Ok(Self::WaitsOutside),
@@ -32,7 +32,7 @@ impl Whereabouts {
 /// At which instruction a thread goes on in user code, when it does; `None` for one that runs. An error as for
 /// [`Whereabouts::of_thread`].
 pub fn instruction_of(process: u32, thread: u32) -> io::Result<Option<u64>> {
-    Ok(words::instruction(&fs::read(format!("/proc/{process}/task/{thread}/syscall"))?))
+    Ok(words::instruction(&read_unless_leased(format!("/proc/{process}/task/{thread}/syscall"))?))
 }
 
 #[cfg(test)]

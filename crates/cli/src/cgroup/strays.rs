@@ -4,6 +4,8 @@
 //! In version 1 a group without a limit says nothing about memory, so a process that joined one is put back. A group
 //! with a limit is what the program asked for, and in version 2 a group is more than memory: the user is told.
 
+use spillway_sys::lease::read_unless_leased;
+use spillway_sys::proc_text::words;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,9 +103,8 @@ fn has_limit(hierarchy: &Hierarchy, group: &Path) -> bool {
 }
 
 fn resident_bytes(process: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
-    let pages: Option<u64> = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok());
-    pages.unwrap_or(0) * PAGE_SIZE_BYTES as u64
+    let text = read_unless_leased(format!("/proc/{process}/statm")).unwrap_or_default();
+    words::first(&text).map_or(0, |[_, resident_pages]: [u64; 2]| resident_pages * PAGE_SIZE_BYTES as u64)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Only private anonymous memory counts: it is what is paged out. A hot page whose translation the CPU still keeps is
 //! not seen used again, because clearing does not flush: at most the reach of a TLB, 6 to 8 MiB.
 
+use spillway_sys::lease::read_unless_leased;
 use std::fs;
 use std::io;
 
@@ -42,7 +43,7 @@ pub(super) fn clear(process: u32) -> io::Result<()> {
 
 /// Looks at a process.
 pub(super) fn look(process: u32) -> io::Result<Held> {
-    fs::read(format!("/proc/{process}/smaps")).map(|text| parse(&text))
+    read_unless_leased(format!("/proc/{process}/smaps")).map(|text| parse(&text))
 }
 
 /// Sums over the mappings without a file.

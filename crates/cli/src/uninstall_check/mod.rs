@@ -4,6 +4,7 @@
 
 mod remains;
 
+use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -175,7 +176,7 @@ impl Found {
 }
 
 fn describe(pid: u32) -> Option<Stranger> {
-    let file = |name: &str| fs::read(format!("/proc/{pid}/{name}"));
+    let file = |name: &str| read_unless_leased(format!("/proc/{pid}/{name}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
     let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);

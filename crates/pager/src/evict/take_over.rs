@@ -10,6 +10,7 @@
 //! go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What
 //! it does then is right, and no thread reads its results.
 
+use spillway_sys::lease::read_unless_leased;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 pub fn thread_of_evictor(process: u32) -> Option<u32> {
     let name = EVICTOR_NAME.split(|byte| *byte == 0).next()?;
     let is_evictor = |thread: &u32| {
-        let comm = std::fs::read(format!("/proc/{process}/task/{thread}/comm"));
+        let comm = read_unless_leased(format!("/proc/{process}/task/{thread}/comm"));
         comm.is_ok_and(|comm| comm.trim_ascii_end() == name)
     };
     Threads::of(process).ok()?.list().ok()?.into_iter().find(is_evictor)

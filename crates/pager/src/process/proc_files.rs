@@ -1,5 +1,6 @@
 //! What the survey asks `/proc` of one process.
 
+use spillway_sys::lease::{open_unless_leased, read_unless_leased};
 use std::cell::{RefCell, RefMut};
 use std::fs::{self, File};
 use std::io;
@@ -38,7 +39,7 @@ pub struct Process {
 impl Process {
     /// Process `number`.
     pub fn open(number: u32) -> io::Result<Self> {
-        let statm = File::open(format!("/proc/{number}/statm"))?;
+        let statm = open_unless_leased(format!("/proc/{number}/statm"))?;
         Ok(Self {
             number,
             statm,
@@ -67,14 +68,14 @@ impl Process {
     }
 
     fn resident_by(&self, thread: u32) -> Option<i64> {
-        resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
+        resident_of(&open_unless_leased(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
     /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk
     /// of its page tables); `None` when it has ended.
     pub fn others_pages(&self) -> Option<i64> {
         let number = self.number;
-        let of_thread = |thread: u32| fs::read(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
+        let of_thread = |thread: u32| read_unless_leased(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
         // As for `resident_pages`.
         let rollup = of_thread(number).or_else(|| self.threads().ok()?.into_iter().find_map(of_thread));
         others_pages_of(&rollup?)
@@ -99,13 +100,13 @@ impl Process {
 
     /// Its name; `None` when it has ended.
     pub fn name(&self) -> Option<String> {
-        let name = fs::read(format!("/proc/{}/comm", self.number)).ok()?;
+        let name = read_unless_leased(format!("/proc/{}/comm", self.number)).ok()?;
         Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
     }
 
     /// The file systems that it sees, as text (proc_pid_mountinfo(5)).
     pub fn mounts(&self) -> io::Result<Vec<u8>> {
-        fs::read(format!("/proc/{}/mountinfo", self.number))
+        read_unless_leased(format!("/proc/{}/mountinfo", self.number))
     }
 
     /// Bytes of its memory that are locked (mlock(2)) and could be paged otherwise. Which these are only a walk of its
@@ -121,7 +122,7 @@ impl Process {
 
     /// Bytes of its memory that the kernel merged with equal pages; none on kernels without KSM.
     pub fn merged_bytes(&self) -> u64 {
-        let text = fs::read(format!("/proc/{}/ksm_merging_pages", self.number)).unwrap_or_default();
+        let text = read_unless_leased(format!("/proc/{}/ksm_merging_pages", self.number)).unwrap_or_default();
         words::numbers(&text).next().unwrap_or(0) * PAGE_SIZE_BYTES as u64
     }
 
@@ -184,7 +185,10 @@ fn resident_of(statm: &File) -> Option<i64> {
 /// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more.
 /// Files of `/proc` about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
 pub fn has_ended(thread: u32) -> bool {
-    File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
+    match open_unless_leased(format!("/proc/{thread}/statm")) {
+        Ok(statm) => resident_of(&statm).is_none(),
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
 }
 
 /// How many filters of system calls (seccomp(2)) `thread` has; `None` if it has ended, or the kernel does not say.
@@ -201,17 +205,17 @@ fn others_pages_of(rollup: &(impl AsRef<[u8]> + ?Sized)) -> Option<i64> {
 
 /// The maps of process `number`.
 pub fn maps_of(number: u32) -> io::Result<Vec<u8>> {
-    fs::read(format!("/proc/{number}/maps"))
+    read_unless_leased(format!("/proc/{number}/maps"))
 }
 
 /// The maps with flags of process `number`.
 pub fn smaps(number: u32) -> io::Result<Vec<u8>> {
-    fs::read(format!("/proc/{number}/smaps"))
+    read_unless_leased(format!("/proc/{number}/smaps"))
 }
 
 /// The file `status` of process `number`.
 pub fn status_of(number: u32) -> io::Result<Vec<u8>> {
-    fs::read(format!("/proc/{number}/status"))
+    read_unless_leased(format!("/proc/{number}/status"))
 }
 
 /// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.

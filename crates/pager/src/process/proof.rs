@@ -10,7 +10,7 @@
 //! looked at again whenever one of its threads has stopped, before anything of that is changed; a stopped thread
 //! executes nothing.
 
-use std::fs::File;
+use spillway_sys::lease::open_unless_leased;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -48,7 +48,7 @@ impl Proof {
 
     /// Whether thread `thread` has the memory of the program at `places`. What cannot be read is none.
     pub(super) fn is_memory_of(&self, places: &ProgramPlaces, thread: u32) -> bool {
-        let maps = File::open(format!("/proc/{}/task/{thread}/maps", places.process));
+        let maps = open_unless_leased(format!("/proc/{}/task/{thread}/maps", places.process));
         maps.is_ok_and(|maps| self.has_head(maps, places.head))
     }
 

@@ -5,6 +5,7 @@
 //! They are found among the descendants of this process. A program that left its family (a daemon) is not, nor is one
 //! that is over before a look.
 
+use spillway_sys::lease::read_unless_leased;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -125,7 +126,7 @@ fn memory_of(process: u32) -> Option<(String, u64)> {
 
 /// Why a process is not paged that was not met; none for one that is another pager's, or of which nothing can be known.
 fn cause(process: u32, variable: &str) -> Option<Cow<'static, str>> {
-    let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
+    let environment = read_unless_leased(format!("/proc/{process}/environ")).ok()?;
     let text = maps_of(process).ok().filter(|text| !text.is_empty())?;
     let maps_a_file = |part: &str| {
         let is_in = |name: &[u8]| name.windows(part.len()).any(|found| found == part.as_bytes());
@@ -147,7 +148,7 @@ fn cause(process: u32, variable: &str) -> Option<Cow<'static, str>> {
         Some(_) => {
             let mut libraries = has("LD_PRELOAD").into_iter().flat_map(|all| all.split(|byte| b": ".contains(byte)));
             let library = Path::new(OsStr::from_bytes(libraries.next().unwrap_or_default()));
-            let mounts = |process: &str| fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+            let mounts = |process: &str| read_unless_leased(format!("/proc/{process}/mountinfo")).unwrap_or_default();
             return Some(why_not_loaded(library, &mounts("self"), &mounts(&process.to_string())));
         }
     };

@@ -5,7 +5,7 @@
 //! while another process traces it that said so (`ptrace`, see `calls`). Its pages count in the budget, and those of
 //! other programs leave in their place.
 
-use std::fs;
+use spillway_sys::lease::read_unless_leased;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -131,7 +131,7 @@ impl Survey {
 
 /// Whether another process than this traces a thread.
 fn is_traced(process: u32, thread: u32) -> bool {
-    let status = fs::read(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
+    let status = read_unless_leased(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
     let tracer = number_of(&status, "TracerPid");
     tracer.is_some_and(|tracer| tracer != 0 && tracer != u64::from(std::process::id()))
 }

@@ -11,8 +11,8 @@
 //!
 //! [`Apart`] decides, without I/O; [`Placement`] does it.
 
+use spillway_sys::lease::read_unless_leased;
 use std::ffi::CStr;
-use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
@@ -226,7 +226,7 @@ fn times_of(known: &mut Option<(Whose, Option<ThreadTimes>)>, evictor: Whose) ->
 }
 
 fn open_times((process, thread): Whose) -> Option<ThreadTimes> {
-    let name = fs::read(format!("/proc/{process}/task/{thread}/comm")).ok()?;
+    let name = read_unless_leased(format!("/proc/{process}/task/{thread}/comm")).ok()?;
     let is_evictor =
         CStr::from_bytes_until_nul(EVICTOR_NAME).is_ok_and(|evictor| name.trim_ascii_end() == evictor.to_bytes());
     if is_evictor { ThreadTimes::of_thread(process, thread).ok() } else { None }

@@ -55,7 +55,8 @@ impl MappedFile {
     fn is_used_by(&self, process: i32) -> bool {
         let mut path = [0; 32];
         let path = write_path(&mut path, process);
-        let Some(maps) = Descriptor::open(path, 0) else { return false };
+        // A process may have a lease on its own files, and is not waited for.
+        let Some(maps) = Descriptor::open(path, libc::O_NONBLOCK) else { return false };
         let (mut chunk, mut pieces) = ([0; CHUNK_BYTES], Pieces::default());
         loop {
             let read = maps.read(&mut chunk);

@@ -11,14 +11,14 @@
 mod reader;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::reader::{HEAD_BYTES, Job, Reader, Unread};
-use crate::lease::open_unless_leased;
+use crate::lease::{open_unless_leased, read_unless_leased};
 use crate::process::ProcessIdentity;
 
 /// Fills `target` with what stands at `address` of process `pid`.
@@ -159,7 +159,7 @@ impl Readers {
 
 /// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
 fn user_of(process: u32) -> io::Result<u32> {
-    let status = fs::read(format!("/proc/{process}/status"))?;
+    let status = read_unless_leased(format!("/proc/{process}/status"))?;
     // The name in it may be cut in the middle of a letter.
     let status = String::from_utf8_lossy(&status);
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));

@@ -17,6 +17,7 @@
 //! left alone. So is one that waits for a page in the middle of a call: that wait goes on, awake, until the page
 //! comes.
 
+use crate::lease::read_unless_leased;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -44,16 +45,16 @@ const RECVMSG_FLAGS: usize = 2;
 const RECVFROM_FLAGS: usize = 3;
 
 /// Where a thread waits for a page that a system call of its touched (`wchan` in proc(5)).
-const WAITS_FOR_PAGE: &str = "handle_userfault";
+const WAITS_FOR_PAGE: &[u8] = b"handle_userfault";
 
 /// Whether a thread that is there may be stopped and borrowed.
 pub(super) fn may_be_borrowed(process: u32, thread: u32, whereabouts: Whereabouts) -> bool {
     match whereabouts {
         Whereabouts::Runs | Whereabouts::WaitsOutside => true,
         Whereabouts::Call(number, arguments) => {
-            let wchan = || fs::read_to_string(format!("/proc/{process}/task/{thread}/wchan"));
+            let wchan = || read_unless_leased(format!("/proc/{process}/task/{thread}/wchan"));
             // The kernel does not tell where the kernel has no names, or hides them: "0".
-            let waits_for_page = || wchan().map_or(true, |place| place == "0" || place == WAITS_FOR_PAGE);
+            let waits_for_page = || wchan().map_or(true, |place| place == b"0" || place == WAITS_FOR_PAGE);
             let blocks_nothing = || matches!(blocked_signals(process, thread), Ok(0));
             begins_anew(process, thread, number, arguments)
                 && (!has_own_mask(process, number, arguments) || blocks_nothing())
@@ -101,7 +102,7 @@ pub(super) fn blocks_more_than(process: u32, thread: u32, mask: u64) -> io::Resu
 }
 
 fn blocked_signals(process: u32, thread: u32) -> io::Result<u64> {
-    let status = fs::read(format!("/proc/{process}/task/{thread}/status"))?;
+    let status = read_unless_leased(format!("/proc/{process}/task/{thread}/status"))?;
     fields::mask_of(&status, "SigBlk").ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 

@@ -8,6 +8,7 @@
 //! it leave, whichever is least. Pages that are on their way for other processes count in full, so a small cgroup
 //! beside a busy one may be prefetched less for than alone, and never more.
 
+use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,7 +123,7 @@ impl Subjects for MachineSubjects {
 
 /// The name that a process has given itself, of which the kernel keeps 15 bytes, and that of its program's file.
 fn names_of(process: u32) -> Vec<String> {
-    let own = fs::read(format!("/proc/{process}/comm"));
+    let own = read_unless_leased(format!("/proc/{process}/comm"));
     let own = own.map(|name| String::from_utf8_lossy(name.trim_ascii_end()).into_owned());
     let file = fs::read_link(format!("/proc/{process}/exe")).ok();
     let file = file.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));

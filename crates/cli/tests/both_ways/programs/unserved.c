@@ -2,7 +2,7 @@
  * own, which it never serves.
  *
  * `unserved paged`: its list of robust locks, the vector of a process_madvise(2) under way, the mask of a pselect6(2)
- * under way. `unserved alone MIB`: its arguments and environment, while it has so much memory.
+ * under way. It has leases on its own files of /proc, too. `unserved alone MIB`: its arguments and environment, while it has so much memory.
  *
  * It says "ready", and ends when nobody listens to it any more. */
 #define _GNU_SOURCE
@@ -66,9 +66,25 @@ static void ready(void)
     }
 }
 
+/* Whatever opens a file with a lease waits for its holder, 45 s at most. */
+static void lease_own_files(void)
+{
+    static const char *const names[] = {"cgroup", "comm", "maps", "mem", "mountinfo", "pagemap", "smaps", "smaps_rollup",
+                                        "stat", "statm", "status", "syscall", "wchan"};
+    signal(SIGIO, SIG_IGN);
+    for (size_t at = 0; at < 2 * sizeof names / sizeof *names; at++) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%s/%s", at % 2 ? "thread-self" : "self", names[at / 2]);
+        int file = open(path, O_RDONLY);
+        if (file >= 0)
+            fcntl(file, F_SETLEASE, F_WRLCK);
+    }
+}
+
 static void paged(void)
 {
     pthread_t thread;
+    lease_own_files();
     char *vector = unserved_page(), *mask = unserved_page(), *list = unserved_page();
     pthread_create(&thread, NULL, change_guards, vector);
     pthread_create(&thread, NULL, select_nothing, mask);
