@@ -18,6 +18,10 @@ pub(crate) const OWN_DONORS_DEFAULT: usize = 3;
 /// Donors that `run` may start.
 pub(crate) const OWN_DONORS_MAX: usize = 16;
 
+/// Machines of a cluster that are tried as donors though they have not answered this machine's agent, beside those that
+/// have: a machine with the cluster's key can name any number.
+pub(crate) const NAMED_DONORS_MAX: usize = 8;
+
 /// Machines that a user is told by name when the cluster's are used: more than a line holds.
 pub(crate) const DONORS_TOLD_MAX: usize = 8;
 
