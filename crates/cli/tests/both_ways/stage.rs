@@ -262,6 +262,10 @@ impl Stage {
         assert!(left.is_empty(), "left behind: {left:#?}");
         // Loop devices, mounts and memory groups of the last run; those of other processes are not ours to judge.
         let Ok(text) = fs::read(self.disk().join("statistics.json")) else { return };
+        if text.is_empty() {
+            // The run was killed before it wrote them.
+            return;
+        }
         let statistics: Value = serde_json::from_slice(&text).expect("statistics are JSON");
         let name = statistics["device"]["device"]["name"].as_str().expect("the device told its name").to_owned();
         // The kernel lets go of a memory group a moment after the last process in it.

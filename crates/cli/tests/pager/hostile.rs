@@ -36,6 +36,8 @@ impl Trap {
         // In a directory that every user may rename.
         let named = place.join("named");
         fs::create_dir(&named).unwrap();
+        // The attacker renames it, in a directory with the sticky bit.
+        std::os::unix::fs::chown(&named, Some(65534), None).unwrap();
         let (bait, impostor) = (named.join("bait"), place.join("impostor"));
         fs::copy(stage.compile("bait", &["-no-pie", "-fno-pie", &define]), &bait).unwrap();
         fs::copy(stage.compile("impostor", &[]), &impostor).unwrap();

@@ -2,7 +2,7 @@
 
 use spillway_sys::lease::{open_unless_leased, read_unless_leased};
 use std::cell::{RefCell, RefMut};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -163,15 +163,10 @@ impl Process {
 }
 
 /// Whether `process` may make a system call that it does not make by itself: it has no more filters of calls than this
-/// process, and one of them is the run's. A stricter one may kill it.
+/// process, and one of them is the run's. A stricter one may kill it. One that has ended makes no call.
 pub fn may_make_calls(process: u32) -> bool {
-    let filters = |path: &str| {
-        let status = fs::read(path).ok()?;
-        let status = String::from_utf8_lossy(&status);
-        status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse::<u32>().ok()
-    };
-    let own = filters("/proc/self/status").unwrap_or(0).max(1);
-    filters(&format!("/proc/{process}/status")).is_some_and(|its| its <= own)
+    let own = filters_of(std::process::id()).unwrap_or(0).max(1);
+    filters_of(process).is_none_or(|its| its <= own)
 }
 
 /// Anonymous pages by a `statm` file (proc(5)); `None` when what it is about has ended and was not waited for.
