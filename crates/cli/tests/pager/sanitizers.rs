@@ -57,6 +57,8 @@ fn who_stops_all_threads_and_reads_all_memory_waits_for_nobody() {
     assert_eq!(said.text(), "12288 pages read while all threads were stopped\n");
     let paging = &stage.statistics()["pager"];
     // The program is whole while it is traced, or its evictor's batches are taken over.
+    let is_whole = paging["failures"].to_string().contains("is stopped by process");
+    assert!(is_whole || paging["batches_withdrawn"].as_u64().unwrap() > 0, "{paging:#}");
     assert!(paging["pages_out_dirty"].as_u64().unwrap() > 0, "{paging:#}");
     assert_eq!(paging["pages_lost"], 0, "{paging:#}");
 }
