@@ -209,7 +209,7 @@ fn circles_are_found_and_what_is_none_is_left() {
 }
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
-const DECISIONS: [&str; 91] = [
+const DECISIONS: [&str; 88] = [
     "crates/cli/src/device/restarts.rs",
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
@@ -259,9 +259,6 @@ const DECISIONS: [&str; 91] = [
     "crates/pager/src/process/object_looks.rs",
     "crates/pager/src/huge_pages/blocks.rs",
     "crates/pager/src/huge_pages/eligible.rs",
-    "crates/pager/src/shared_objects/mod.rs",
-    "crates/pager/src/shared_objects/object.rs",
-    "crates/pager/src/shared_objects/page.rs",
     "crates/pager/src/evict/staging.rs",
     "crates/pager/src/evict/choose.rs",
     "crates/pager/src/fork/reservations.rs",

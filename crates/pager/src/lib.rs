@@ -19,8 +19,7 @@
 //! - [`huge_pages`]: given back to programs where all pages of a block are there again.
 //! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one
 //!   program's memory.
-//! - [`shared_memory`]: objects that several programs map, whose pages leave too, if the user wants that;
-//!   [`shared_objects`]: the model of it.
+//! - [`shared_memory`]: objects that several programs map, whose pages leave too, if the user wants that.
 //! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
@@ -40,6 +39,5 @@ pub mod pager;
 pub mod pager_state;
 pub mod process;
 pub mod shared_memory;
-pub mod shared_objects;
 pub mod statistics;
 pub mod threads;

@@ -16,5 +16,7 @@
 pub mod evictor;
 pub mod memory;
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod tests;
 pub mod views;
