@@ -2,13 +2,11 @@
 //!
 //! In the order of use:
 //! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
-//!   [`permutation`], [`zipf`] and [`checksum`]; [`touches`] records what they touch.
+//!   [`permutation`], [`zipf`] and [`checksum`].
 //!
 //! - [`statistics`], [`result`], [`table`], [`cpu_table`], [`plot`], [`machine`], [`summary`]: from samples to
 //!   what people read.
 //!
-//! - [`recording`]: traces of any program, by valgrind.
-//! - [`replay`]: recorded touches against policies, without a pager.
 //! - [`harness`]: other programs and kernel resources, always put back.
 //! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results;
 //!   [`schedule`] says how long that still takes.
@@ -27,8 +25,6 @@ pub mod machine;
 pub mod permutation;
 pub mod plot;
 pub mod random;
-pub mod recording;
-pub mod replay;
 pub mod result;
 pub mod runner;
 pub mod schedule;
@@ -37,6 +33,5 @@ pub mod statistics;
 pub mod studies;
 pub mod summary;
 pub mod table;
-pub mod touches;
 pub mod workloads;
 pub mod zipf;

@@ -4,6 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::harness::HarnessError;
@@ -13,41 +14,60 @@ use crate::limits::ROUNDS_MAX;
 use crate::machine::Machine;
 use crate::result::StudyResult;
 use crate::schedule::Schedule;
-use crate::studies::{ALL, Context, Study};
+use crate::studies::{Context, Study};
 use crate::summary::RunSummary;
 use crate::{cpu_table, plot, table};
 
-/// What to run, and where.
-#[derive(Clone, Debug)]
+/// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// What to run, and where, as the command line says it.
+#[derive(Clone, Debug, clap::Args)]
 pub struct RunSettings {
-    /// Only studies of these names; all without any.
+    /// Only this study; repeat it for more. A wrong name lists them.
+    #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
-    /// Small inputs and few rounds.
+    /// Small inputs and two rounds at most: to see that all works, not to measure.
+    #[arg(long)]
     pub quick: bool,
-    /// Rounds of each comparison; without, each study's own number.
+    /// Rounds of each comparison [default: 2 to 5 by study, or 2 with --quick]
+    #[arg(long)]
     pub rounds: Option<usize>,
-    /// The product's binary; looked for beside this one without.
+    /// The product's binary [default: beside this one]
+    #[arg(long, value_name = "FILE")]
     pub spillway: Option<PathBuf>,
-    /// Where swap files and the like go; must be on a disk.
+    /// Where swap files go; must be on a disk [default: /var/tmp or another usual place]
+    #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
-    /// Where results go.
+    /// Where results go
+    #[arg(long, value_name = "DIR", default_value = "bench/results")]
     pub results: PathBuf,
-    /// The RDMA device of the study `rdma`; soft-RoCE in a guest without.
+    /// For `--only rdma`: the RDMA device of this host to use [default: soft-RoCE in a guest]
+    #[arg(long = "device", value_name = "NAME")]
     pub rdma_device: Option<String>,
 }
 
-/// The studies that `only` names.
-fn select(only: &[String]) -> Result<Vec<&'static dyn Study>, HarnessError> {
-    let known = || ALL.iter().map(|study| study.name()).collect::<Vec<_>>().join(", ");
-    if let Some(unknown) = only.iter().find(|name| !ALL.iter().any(|study| study.name() == *name)) {
-        return Err(HarnessError::Missing(format!("there is no study '{unknown}'; choose from: {}", known())));
-    }
-    Ok(ALL.into_iter().filter(|study| only.is_empty() || only.iter().any(|name| name == study.name())).collect())
+/// How program `name` ends with `result`; tells of an error.
+pub fn status(name: &str, result: Result<(), Box<dyn std::error::Error>>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    eprintln!("{name}: {error}");
+    let is_interrupt = error.downcast_ref::<HarnessError>().is_some_and(HarnessError::is_interrupt);
+    if is_interrupt { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
 }
 
-/// Runs the selected studies. A study that fails does not stop the next; the error of the first that failed comes back.
-pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessError> {
-    let studies = select(&settings.only)?;
+/// Those of `all` that `only` names.
+fn select(all: &[&'static dyn Study], only: &[String]) -> Result<Vec<&'static dyn Study>, HarnessError> {
+    let known = || all.iter().map(|study| study.name()).collect::<Vec<_>>().join(", ");
+    if let Some(unknown) = only.iter().find(|name| !all.iter().any(|study| study.name() == *name)) {
+        return Err(HarnessError::Missing(format!("there is no study '{unknown}'; choose from: {}", known())));
+    }
+    Ok(all.iter().copied().filter(|study| only.is_empty() || only.iter().any(|name| name == study.name())).collect())
+}
+
+/// Runs the selected ones of `all` studies. A study that fails does not stop the next; the error of the first that
+/// failed comes back.
+pub fn run(all: &[&'static dyn Study], settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessError> {
+    let studies = select(all, &settings.only)?;
     if settings.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
         return Err(HarnessError::Missing(format!("--rounds takes a number from 1 to {ROUNDS_MAX}")));
     }
@@ -159,6 +179,7 @@ fn unit_plots(result: &StudyResult) -> Vec<(String, String)> {
 mod tests {
     use super::*;
     use crate::result::tests::sample;
+    use crate::studies::ALL;
 
     fn settings(only: &[&str], results: &Path) -> RunSettings {
         RunSettings {
@@ -174,10 +195,10 @@ mod tests {
 
     #[test]
     fn studies_are_chosen_by_name() {
-        assert_eq!(select(&[]).unwrap().len(), ALL.len());
-        assert_eq!(select(&["swap".to_owned()]).unwrap()[0].name(), "swap");
-        let error = select(&["magic".to_owned()]).err().unwrap().to_string();
-        assert!(error.contains("magic") && error.contains("hpbd"), "{error}");
+        assert_eq!(select(&ALL, &[]).unwrap().len(), ALL.len());
+        assert_eq!(select(&ALL, &["swap".to_owned()]).unwrap()[0].name(), "swap");
+        let error = select(&ALL, &["magic".to_owned()]).err().unwrap().to_string();
+        assert!(error.contains("magic") && error.contains("servers"), "{error}");
     }
 
     #[test]
@@ -195,7 +216,7 @@ mod tests {
     #[test]
     fn a_run_without_the_product_writes_what_was_left_out() {
         let directory = tempfile::tempdir().unwrap();
-        let result = run(&settings(&["slab"], directory.path()), &Interrupt::never());
+        let result = run(&ALL, &settings(&["slab"], directory.path()), &Interrupt::never());
         if crate::harness::tool::find("spillway").is_some() {
             return spillway_sys::skipping::skip_because("a spillway is installed on this machine");
         }
@@ -279,9 +300,9 @@ mod tests {
         let interrupt = Interrupt::never();
         for rounds in [0, ROUNDS_MAX + 1] {
             let nonsense = RunSettings { rounds: Some(rounds), ..settings(&["slab"], directory.path()) };
-            assert!(run(&nonsense, &interrupt).unwrap_err().to_string().contains("--rounds"));
+            assert!(run(&ALL, &nonsense, &interrupt).unwrap_err().to_string().contains("--rounds"));
         }
         interrupt.raise();
-        assert!(run(&settings(&["slab"], directory.path()), &interrupt).unwrap_err().is_interrupt());
+        assert!(run(&ALL, &settings(&["slab"], directory.path()), &interrupt).unwrap_err().is_interrupt());
     }
 }

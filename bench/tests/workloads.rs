@@ -70,7 +70,7 @@ fn mistakes_have_their_status_and_say_what_to_do() {
         (vec!["workload", "quicksort", "--size", "99999999999T"], 2, "256M"),
         (vec!["workload"], 2, "NAME"),
         (vec!["measure"], 2, "measure"),
-        (vec!["run", "--only", "magic"], 1, "hpbd"),
+        (vec!["run", "--only", "magic"], 1, "programs"),
         (vec!["run", "--rounds", "0"], 1, "--rounds"),
         (vec!["run", "--only", "slab", "--directory", "/dev/shm"], 1, "on a disk"),
         (vec!["demo", "--directory", "/nonexistent"], 1, "/nonexistent"),
@@ -79,25 +79,6 @@ fn mistakes_have_their_status_and_say_what_to_do() {
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         assert!(text(&output.stderr).contains(expected), "{arguments:?}: {}", text(&output.stderr));
         assert!(output.stdout.is_empty(), "{arguments:?}");
-    }
-}
-
-#[test]
-fn a_recorded_trace_is_replayed() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("matrix.trace");
-    let file = file.to_str().unwrap();
-    let recorded = bench(&["workload", "matrix", "--size", "300K", "--trace", file]);
-    assert!(text(&recorded.stdout).contains("touches recorded, 0 found no room"), "{}", text(&recorded.stderr));
-    let replayed = text(&bench(&["replay", file]).stdout);
-    for part in ["# replacement", "trace L(50): time", "sieve", "optimal", "# prefetching", "read-ahead"] {
-        assert!(replayed.contains(part), "{part} is missing in\n{replayed}");
-    }
-    std::fs::write(file, "a letter").unwrap();
-    for (name, expected) in [(file, "not a trace"), ("/nonexistent/trace", "/nonexistent/trace")] {
-        let refused = bench(&["replay", name]);
-        assert_eq!(refused.status.code(), Some(1));
-        assert!(text(&refused.stderr).contains(expected), "{}", text(&refused.stderr));
     }
 }
 

@@ -6,30 +6,15 @@
 //! | [`swap`] | what a page costs when the kernel swaps to it |
 //! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
 //! | [`pager`] | what a page costs when the pager brings it, how fast pages leave, and what a program within its budget loses |
-//! | [`pager_peers`] | what a visit costs by the pager, and by other pagers in user space |
-//! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25), by pager, swap device, zram and disk |
 //! | [`servers`] | what memcached, Redis and others give their clients at these shares, by the same ways |
-//! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
-//! | [`dcm`] | DCM's Grep and GroupBy in a JVM at L(100), L(80), L(70), L(60), and the collector's time |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
-//! | [`guest_swap`] | a guest extended from outside, beside guests that swap to a disk or a ramdisk (DCM) |
 //! | [`rdma`] | RDMA beside TCP, nbdkit and a bare loop of verbs, in a guest or over a device of this host |
 //! | [`cost`] | CPU time and memory that lending takes |
-//! | [`prefetching`] | which page comes along, on recorded traces |
-//! | [`eager_eviction`] | what it brings that pages which streams have passed leave first, on recorded traces |
-//! | [`elastic`] | elastic blocks beside fixed ones, on traces by rule and by the pager |
-//! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
-//! | [`replacement`] | which page leaves, on recorded traces |
-//! | [`cluster_balance`] | how evenly a simulated cluster's memory is used, by how many donors are asked |
-//! | [`cluster_eviction`] | how often batch eviction spares busy slabs, against Infiniswap's formula |
-//! | [`cluster_membership`] | what it costs that machines know each other, by the size of a simulated cluster |
-//! | [`cluster_slab_size`] | slabs of 1 MiB to 1 GiB in a simulated cluster |
 //! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
 //! | [`neighbour`] | a server on a donor that has to give its memory back for it |
 //! | [`recovery`] | how long until pages come and all is well, after a donor died or has to give its memory back |
-//! | [`recorded`] | both, on traces of real programs |
 //! | [`sizing`] | what `spillway size` says that less local memory costs, beside what it costs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -37,37 +22,23 @@
 //! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study
 //! early.
 
-pub mod cluster_balance;
-pub mod cluster_eviction;
-pub mod cluster_membership;
-pub mod cluster_slab_size;
 pub mod cost;
-pub mod dcm;
 pub mod device;
-pub mod eager_eviction;
-pub mod elastic;
 pub mod guest;
-pub mod guest_swap;
-pub mod hpbd;
 pub mod isolation;
 pub mod job;
+pub mod jvm;
 pub mod kind;
 pub mod loopback;
-pub mod mapping;
 pub mod neighbour;
 pub mod page_in;
 pub mod pager;
-pub mod pager_peers;
 pub mod pinning;
 pub mod places;
-pub mod prefetching;
-pub mod prefetching_live;
 pub mod program_run;
 pub mod programs;
 pub mod rdma;
-pub mod recorded;
 pub mod recovery;
-pub mod replacement;
 pub mod servers;
 pub mod sizing;
 pub mod slab;
@@ -127,7 +98,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 32] = [
+pub const ALL: [&dyn Study; 17] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -136,28 +107,13 @@ pub const ALL: [&dyn Study; 32] = [
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &pager::PagerStudy,
-    &pager_peers::PagerPeersStudy,
-    &mapping::MappingStudy,
-    &replacement::ReplacementStudy,
-    &prefetching::PrefetchingStudy,
-    &eager_eviction::EagerEvictionStudy,
-    &elastic::ElasticStudy,
-    &cluster_balance::ClusterBalanceStudy,
-    &cluster_eviction::ClusterEvictionStudy,
-    &cluster_membership::ClusterMembershipStudy,
-    &cluster_slab_size::ClusterSlabSizeStudy,
     &isolation::IsolationStudy,
     &neighbour::NeighbourStudy,
     &recovery::RecoveryStudy,
     &sizing::SizingStudy,
-    &prefetching_live::PrefetchingLiveStudy,
-    &recorded::RecordedStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
     &rdma::RdmaStudy,
-    &dcm::DcmStudy,
-    &guest_swap::GuestSwapStudy,
-    &hpbd::HpbdStudy,
     &programs::ProgramsStudy,
     &servers::ServersStudy,
 ];

@@ -35,13 +35,15 @@ pub fn workload_command(name: &str, size: Size) -> Result<Command, HarnessError>
     Ok(command)
 }
 
-/// The benchmark's program: this one, or, from a test, the one that was built beside it.
+/// The benchmark's program: the one beside this program, or, from a test, beside the directory of the tests.
 pub fn own_program() -> Result<PathBuf, HarnessError> {
     let own = std::env::current_exe().map_err(HarnessError::system("looking for this program's own file"))?;
-    let beside_tests =
-        own.parent().and_then(|directory| directory.parent()).map(|parent| parent.join("spillway-bench"));
-    let is_test = own.parent().is_some_and(|directory| directory.ends_with("deps"));
-    Ok(beside_tests.filter(|file| is_test && file.is_file()).unwrap_or(own))
+    let places = own.ancestors().skip(1).take(2).map(|directory| directory.join("spillway-bench"));
+    places.into_iter().find(|file| file.is_file()).ok_or_else(|| {
+        HarnessError::Missing(
+            "spillway-bench is not beside this program; run: cargo build -p spillway-bench".to_owned(),
+        )
+    })
 }
 
 fn failure(name: &str, messages: &Collected, status: ExitStatus) -> HarnessError {

@@ -9,11 +9,10 @@
 //! computed by one thread in one order, so the result does not depend on the number of threads.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::random::Random;
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// A group is taken as one body when its width over its distance is below this; 1.0 is the value of SPLASH-2, whose
 /// Barnes HPBD ran.
@@ -86,11 +85,10 @@ struct Node {
 
 /// The octree over a cube around all bodies.
 #[derive(Debug)]
-struct Tree<P> {
+struct Tree {
     nodes: Vec<Node>,
     middle: Vector,
     half_width: f64,
-    probe: P,
 }
 
 fn difference(one: Vector, other: Vector) -> Vector {
@@ -129,19 +127,17 @@ impl Node {
     const EMPTY: Self = Self { children: [Child::Empty; 8], centre: [0.0; 3], mass: 0.0 };
 }
 
-impl<P: Probe> Tree<P> {
+impl Tree {
     /// The tree over `bodies`, in the arena `nodes`, which is emptied first and keeps its memory.
-    fn build(bodies: &mut [Body], mut nodes: Vec<Node>, probe: P) -> Self {
+    fn build(bodies: &mut [Body], mut nodes: Vec<Node>) -> Self {
         nodes.clear();
         nodes.push(Node::EMPTY);
-        probe.read_all(bodies);
         let extreme =
             |start: f64, choose: fn(f64, f64) -> f64| bodies.iter().flat_map(|body| body.place).fold(start, choose);
         let (low, high) = (extreme(f64::INFINITY, f64::min), extreme(f64::NEG_INFINITY, f64::max));
         let half_width = ((high - low) / 2.0).max(f64::MIN_POSITIVE) * (1.0 + 1e-9);
-        let mut tree = Self { nodes, middle: [f64::midpoint(low, high); 3], half_width, probe };
+        let mut tree = Self { nodes, middle: [f64::midpoint(low, high); 3], half_width };
         for index in 0..bodies.len() {
-            probe.write(&bodies[index]);
             bodies[index].next = NONE;
             tree.insert(bodies, index as u32);
         }
@@ -154,17 +150,13 @@ impl<P: Probe> Tree<P> {
         let (mut node, mut middle, mut quarter) = (0, self.middle, self.half_width / 2.0);
         for _ in 0..DEPTH_MAX {
             let (child, below) = octant(place, middle, quarter);
-            self.probe.read(&self.nodes[node]);
             match self.nodes[node].children[child] {
                 Child::Empty => return self.nodes[node].children[child] = Child::Body(index),
                 Child::Node(next) => node = next as usize,
                 Child::Body(other) => {
-                    self.probe.read(&bodies[other as usize]);
                     let (other_child, _) = octant(bodies[other as usize].place, below, quarter / 2.0);
                     let fresh = self.nodes.len();
                     self.nodes.push(Node::EMPTY);
-                    self.probe.write(&self.nodes[fresh]);
-                    self.probe.write(&self.nodes[node]);
                     self.nodes[fresh].children[other_child] = Child::Body(other);
                     self.nodes[node].children[child] = Child::Node(fresh as u32);
                     node = fresh;
@@ -186,24 +178,21 @@ impl<P: Probe> Tree<P> {
     /// Fills in masses and centres from the leaves up; at most [`DEPTH_MAX`] levels of recursion.
     fn sum_up(&mut self, bodies: &[Body], node: usize) {
         let (mut mass, mut moment) = (0.0, [0.0; 3]);
-        self.probe.write(&self.nodes[node]);
         for child in self.nodes[node].children {
             match child {
                 Child::Empty => {}
-                Child::Body(first) => for_chain(bodies, first, self.probe, |body| {
+                Child::Body(first) => for_chain(bodies, first, |body| {
                     mass += body.mass;
                     add_scaled(&mut moment, body.place, body.mass);
                 }),
                 Child::Node(next) => {
                     self.sum_up(bodies, next as usize);
                     let below = &self.nodes[next as usize];
-                    self.probe.read(below);
                     mass += below.mass;
                     add_scaled(&mut moment, below.centre, below.mass);
                 }
             }
         }
-        self.probe.write(&self.nodes[node]);
         self.nodes[node].mass = mass;
         self.nodes[node].centre = moment.map(|part| part / mass);
     }
@@ -218,7 +207,6 @@ impl<P: Probe> Tree<P> {
     /// itself is always opened: taken as one body it would make a body attract itself.
     fn walk(&self, bodies: &[Body], node: usize, cube: (Vector, f64), place: Vector, sum: &mut Vector) {
         let (node, (middle, half_width)) = (&self.nodes[node], cube);
-        self.probe.read(node);
         let reach = OPENING_ANGLE * OPENING_ANGLE * square(difference(node.centre, place));
         let outside = difference(place, middle).iter().any(|apart| apart.abs() > half_width);
         if outside && 4.0 * half_width * half_width < reach {
@@ -229,7 +217,7 @@ impl<P: Probe> Tree<P> {
             match child {
                 Child::Empty => {}
                 Child::Body(first) => {
-                    for_chain(bodies, first, self.probe, |body| attract(sum, place, body.place, body.mass));
+                    for_chain(bodies, first, |body| attract(sum, place, body.place, body.mass));
                 }
                 Child::Node(next) => {
                     let below = std::array::from_fn(|axis| middle[axis] + signed(quarter, index >> axis & 1 == 1));
@@ -240,11 +228,10 @@ impl<P: Probe> Tree<P> {
     }
 }
 
-fn for_chain(bodies: &[Body], first: u32, probe: impl Probe, mut visit: impl FnMut(&Body)) {
+fn for_chain(bodies: &[Body], first: u32, mut visit: impl FnMut(&Body)) {
     let mut next = first;
     while next != NONE {
         let body = &bodies[next as usize];
-        probe.read(body);
         visit(body);
         next = body.next;
     }
@@ -272,29 +259,24 @@ fn scatter(count: usize, seed: u64) -> Vec<Body> {
     bodies
 }
 
-fn accelerate(bodies: &mut [Body], accelerations: &mut [Vector], tree: &Tree<impl Probe>, threads: usize) {
+fn accelerate(bodies: &mut [Body], accelerations: &mut [Vector], tree: &Tree, threads: usize) {
     let each = part_length(bodies.len(), threads);
     std::thread::scope(|scope| {
         let shared = &*bodies;
         for (places, results) in shared.chunks(each).zip(accelerations.chunks_mut(each)) {
             scope.spawn(move || {
                 for (body, result) in places.iter().zip(results) {
-                    tree.probe.read(body);
-                    tree.probe.write(result);
                     *result = tree.acceleration(shared, body.place);
                 }
             });
         }
     });
     for (body, acceleration) in bodies.iter_mut().zip(accelerations) {
-        tree.probe.read(acceleration);
-        tree.probe.write(body);
         body.acceleration = *acceleration;
     }
 }
 
-fn advance(bodies: &mut [Body], probe: impl Probe) {
-    probe.write_all(bodies);
+fn advance(bodies: &mut [Body]) {
     for body in bodies {
         add_scaled(&mut body.velocity, body.acceleration, STEP);
         add_scaled(&mut body.place, body.velocity, STEP);
@@ -313,36 +295,27 @@ fn deviation(bodies: &[Body], index: usize) -> f64 {
     square(difference(bodies[index].acceleration, direct)).sqrt() / magnitude.max(f64::MIN_POSITIVE)
 }
 
-impl Program for BarnesHut {
-    fn program_name(&self) -> &'static str {
+impl Workload for BarnesHut {
+    fn name(&self) -> &'static str {
         "barnes-hut"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let body_bytes = (size_of::<Body>() + size_of::<Vector>()) as f64 + NODES_PER_BODY * size_of::<Node>() as f64;
         let count = (settings.size.0 as f64 / body_bytes) as usize;
         let body_pages = (count * size_of::<Body>()) as u64 / PAGE_SIZE_BYTES;
-        let mut bodies = clock.measure("scatter", body_pages, || {
-            let bodies = scatter(count, settings.seed);
-            probe.write_all(&bodies);
-            bodies
-        });
+        let mut bodies = clock.measure("scatter", body_pages, || scatter(count, settings.seed));
         let mut accelerations = vec![[0.0; 3]; count];
         let mut nodes = Vec::with_capacity((count as f64 * NODES_PER_BODY) as usize);
         for _ in 0..STEPS {
-            let tree = clock.measure("build", settings.size.pages(), || Tree::build(&mut bodies, nodes, probe));
+            let tree = clock.measure("build", settings.size.pages(), || Tree::build(&mut bodies, nodes));
             self.check_mass(&tree)?;
             let threads = settings.threads;
             clock.measure("walk", settings.size.pages(), || {
                 accelerate(&mut bodies, &mut accelerations, &tree, threads);
             });
-            self.check_accelerations(&bodies, probe)?;
-            clock.measure("advance", body_pages, || advance(&mut bodies, probe));
+            self.check_accelerations(&bodies)?;
+            clock.measure("advance", body_pages, || advance(&mut bodies));
             nodes = tree.nodes;
         }
         let mut checksum = Ordered::default();
@@ -352,14 +325,13 @@ impl Program for BarnesHut {
 }
 
 impl BarnesHut {
-    fn check_mass(&self, tree: &Tree<impl Probe>) -> Result<(), WorkloadError> {
+    fn check_mass(&self, tree: &Tree) -> Result<(), WorkloadError> {
         let mass = tree.nodes[0].mass;
         if (mass - 1.0).abs() < 1e-6 { Ok(()) } else { Err(wrong(self, format!("the tree's mass is {mass}, not 1"))) }
     }
 
-    fn check_accelerations(&self, bodies: &[Body], probe: impl Probe) -> Result<(), WorkloadError> {
+    fn check_accelerations(&self, bodies: &[Body]) -> Result<(), WorkloadError> {
         for index in (0..bodies.len()).step_by(part_length(bodies.len(), CHECKED_BODIES)) {
-            probe.read_all(bodies);
             let deviation = deviation(bodies, index);
             // Written so that a NaN is refused too.
             if !matches!(deviation.partial_cmp(&DEVIATION_MAX), Some(std::cmp::Ordering::Less)) {
@@ -375,20 +347,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
-    fn settled(count: usize, seed: u64) -> (Vec<Body>, Tree<Silent>) {
+    fn settled(count: usize, seed: u64) -> (Vec<Body>, Tree) {
         let mut bodies = scatter(count, seed);
-        let tree = Tree::build(&mut bodies, Vec::new(), Silent);
+        let tree = Tree::build(&mut bodies, Vec::new());
         accelerate(&mut bodies, &mut vec![[0.0; 3]; count], &tree, 2);
         (bodies, tree)
     }
 
-    fn bodies_below(tree: &Tree<Silent>, bodies: &[Body], node: usize, found: &mut Vec<f64>) {
+    fn bodies_below(tree: &Tree, bodies: &[Body], node: usize, found: &mut Vec<f64>) {
         for child in tree.nodes[node].children {
             match child {
                 Child::Empty => {}
-                Child::Body(first) => for_chain(bodies, first, Silent, |body| found.push(body.place[0])),
+                Child::Body(first) => for_chain(bodies, first, |body| found.push(body.place[0])),
                 Child::Node(next) => bodies_below(tree, bodies, next as usize, found),
             }
         }
@@ -409,7 +380,7 @@ mod tests {
         let mut bodies = scatter(2, 0);
         bodies[0].place = [0.0; 3];
         bodies[1].place = [2.0, 0.0, 0.0];
-        let tree = Tree::build(&mut bodies, Vec::new(), Silent);
+        let tree = Tree::build(&mut bodies, Vec::new());
         accelerate(&mut bodies, &mut [[0.0; 3]; 2], &tree, 1);
         // Half the mass at distance 2: 0.5 / 4 = 0.125, but for the softening.
         assert!((bodies[0].acceleration[0] - 0.125).abs() < 1e-4, "{:?}", bodies[0]);
@@ -420,7 +391,7 @@ mod tests {
     #[test]
     fn the_arena_is_large_enough_for_random_bodies() {
         let mut bodies = scatter(20_000, 3);
-        let nodes = Tree::build(&mut bodies, Vec::new(), Silent).nodes.len();
+        let nodes = Tree::build(&mut bodies, Vec::new()).nodes.len();
         assert!((nodes as f64) < NODES_PER_BODY * 20_000.0, "{nodes} nodes for 20000 bodies");
     }
 
@@ -429,7 +400,7 @@ mod tests {
         let (mut bodies, _) = settled(300, 2);
         let spread = |bodies: &[Body]| bodies.iter().map(|body| square(difference(body.place, [0.5; 3]))).sum::<f64>();
         let before = spread(&bodies);
-        advance(&mut bodies, Silent);
+        advance(&mut bodies);
         assert!(spread(&bodies) < before, "bodies at rest that attract one another come closer");
     }
 
@@ -438,7 +409,7 @@ mod tests {
         let mut bodies = scatter(5, 0);
         bodies.iter_mut().for_each(|body| body.place = [0.25; 3]);
         bodies[4].place = [0.75; 3];
-        let tree = Tree::build(&mut bodies, Vec::new(), Silent);
+        let tree = Tree::build(&mut bodies, Vec::new());
         assert!((tree.nodes[0].mass - 1.0).abs() < 1e-12);
         assert!(tree.nodes.len() <= DEPTH_MAX + 1);
     }
@@ -446,11 +417,11 @@ mod tests {
     #[test]
     fn a_wrong_acceleration_is_found() {
         let (mut bodies, mut tree) = settled(200, 1);
-        assert!(BarnesHut.check_accelerations(&bodies, Silent).is_ok());
+        assert!(BarnesHut.check_accelerations(&bodies).is_ok());
         bodies[0].acceleration[1] += 500.0;
-        assert!(BarnesHut.check_accelerations(&bodies, Silent).is_err());
+        assert!(BarnesHut.check_accelerations(&bodies).is_err());
         bodies[0].acceleration[1] = f64::NAN;
-        assert!(BarnesHut.check_accelerations(&bodies, Silent).is_err());
+        assert!(BarnesHut.check_accelerations(&bodies).is_err());
         tree.nodes[0].mass = 0.9;
         assert!(BarnesHut.check_mass(&tree).is_err());
     }
@@ -472,7 +443,7 @@ mod tests {
         #[test]
         fn every_body_lies_in_its_octants_down_to_its_leaf(count in 1_usize..200, seed: u64) {
             let mut bodies = scatter(count, seed);
-            let tree = Tree::build(&mut bodies, Vec::new(), Silent);
+            let tree = Tree::build(&mut bodies, Vec::new());
             for body in &bodies {
                 let (mut node, mut middle, mut quarter) = (0, tree.middle, tree.half_width / 2.0);
                 let leaf = loop {
@@ -485,7 +456,7 @@ mod tests {
                     (middle, quarter) = (below, quarter / 2.0);
                 };
                 let mut found = false;
-                for_chain(&bodies, leaf, Silent, |other| found |= other.place == body.place);
+                for_chain(&bodies, leaf, |other| found |= other.place == body.place);
                 prop_assert!(found);
             }
         }
@@ -493,7 +464,7 @@ mod tests {
         #[test]
         fn the_root_is_the_centre_of_all(count in 1_usize..200, seed: u64) {
             let mut bodies = scatter(count, seed);
-            let tree = Tree::build(&mut bodies, Vec::new(), Silent);
+            let tree = Tree::build(&mut bodies, Vec::new());
             for axis in 0..3 {
                 let mean: f64 = bodies.iter().map(|body| body.place[axis]).sum::<f64>() / count as f64;
                 prop_assert!((tree.nodes[0].centre[axis] - mean).abs() < 1e-9);
@@ -503,9 +474,9 @@ mod tests {
         #[test]
         fn an_arena_that_is_used_again_changes_nothing(count in 2_usize..200, seed: u64) {
             let mut bodies = scatter(count, seed);
-            let fresh = Tree::build(&mut bodies, Vec::new(), Silent);
+            let fresh = Tree::build(&mut bodies, Vec::new());
             let (mass, nodes) = (fresh.nodes[0].mass, fresh.nodes.len());
-            let again = Tree::build(&mut bodies, fresh.nodes, Silent);
+            let again = Tree::build(&mut bodies, fresh.nodes);
             prop_assert_eq!((again.nodes[0].mass.to_bits(), again.nodes.len()), (mass.to_bits(), nodes));
         }
 

@@ -10,12 +10,11 @@
 use std::ops::Range;
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Unordered};
 use crate::permutation::Permutation;
 use crate::random::{mix, word_at};
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -173,10 +172,9 @@ fn in_parts(words: &mut [u64], threads: usize, work: impl Fn(Part<'_>) -> Visit 
     total
 }
 
-fn fill(mut part: Part<'_>, word_of: impl Fn(u64) -> u64, probe: impl Probe) -> Visit {
+fn fill(mut part: Part<'_>, word_of: impl Fn(u64) -> u64) -> Visit {
     for page in 0..part.pages() {
         let (words, places) = part.page(page);
-        probe.write_all(words);
         words.iter_mut().zip(places).for_each(|(word, place)| *word = word_of(place));
     }
     Visit::default()
@@ -190,18 +188,13 @@ struct Look {
     modifies: bool,
 }
 
-fn visit(mut part: Part<'_>, look: Look, expected: impl Fn(u64) -> u64, probe: impl Probe) -> Visit {
+fn visit(mut part: Part<'_>, look: Look, expected: impl Fn(u64) -> u64) -> Visit {
     let Look { order, seed, modifies } = look;
     let mut visit = Visit::default();
     let pages = part.pages();
     let permutation = Permutation::new(pages, seed);
     for step in 0..pages {
         let (words, places) = part.page(place(order, &permutation, pages, step));
-        if modifies {
-            probe.write_all(words);
-        } else {
-            probe.read_all(words);
-        }
         for (word, place) in words.iter_mut().zip(places) {
             visit.check(place, *word, expected(place));
             if modifies {
@@ -212,27 +205,21 @@ fn visit(mut part: Part<'_>, look: Look, expected: impl Fn(u64) -> u64, probe: i
     visit
 }
 
-impl Program for Fill {
-    fn program_name(&self) -> &'static str {
+impl Workload for Fill {
+    fn name(&self) -> &'static str {
         self.name
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let (pages, seed, threads) = (settings.size.pages(), settings.seed, settings.threads);
         let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
         let plain = |place| self.word(seed, place);
-        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, plain, probe)));
+        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, plain)));
         let look = Look { order: self.order, seed, modifies: self.modifies };
         let phases = if self.modifies { &["modify"] } else { self.visits };
         let mut checksum = Checksum(0);
         for phase in phases {
-            let found =
-                clock.measure(phase, pages, || in_parts(&mut words, threads, |part| visit(part, look, plain, probe)));
+            let found = clock.measure(phase, pages, || in_parts(&mut words, threads, |part| visit(part, look, plain)));
             self.judge(&found)?;
             checksum = found.checksum.finish();
         }
@@ -242,7 +229,7 @@ impl Program for Fill {
         let changed = |place| modified(self.word(seed, place));
         let last = clock.measure("check", pages, || {
             let look = Look { order: Order::Sequential, modifies: false, ..look };
-            in_parts(&mut words, threads, |part| visit(part, look, changed, probe))
+            in_parts(&mut words, threads, |part| visit(part, look, changed))
         });
         self.judge(&last)?;
         Ok(last.checksum.finish())
@@ -262,7 +249,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     fn look(order: Order, seed: u64) -> Look {
         Look { order, seed, modifies: false }
@@ -270,7 +256,7 @@ mod tests {
 
     fn filled(pages: usize, seed: u64) -> Vec<u64> {
         let mut words = vec![0; pages * PAGE_WORDS];
-        in_parts(&mut words, 2, |part| fill(part, |place| word_at(seed, place), Silent));
+        in_parts(&mut words, 2, |part| fill(part, |place| word_at(seed, place)));
         words
     }
 
@@ -283,7 +269,7 @@ mod tests {
     #[test]
     fn pages_that_are_alike_have_one_word_each() {
         let mut words = vec![0; 3 * PAGE_WORDS];
-        in_parts(&mut words, 2, |part| fill(part, |place| Fill::ALIKE.word(9, place), Silent));
+        in_parts(&mut words, 2, |part| fill(part, |place| Fill::ALIKE.word(9, place)));
         let of_page = |page: &[u64]| page.iter().all(|word| *word == page[0]).then_some(page[0]);
         let found: Vec<_> = words.chunks(PAGE_WORDS).map(of_page).collect();
         assert_eq!(found, [Some(word_at(9, 0)), Some(word_at(9, 1)), Some(word_at(9, 2))]);
@@ -294,8 +280,7 @@ mod tests {
         let mut words = filled(8, 3);
         words[5 * PAGE_WORDS + 7] ^= 1;
         for fill in [Fill::SEQUENTIAL, Fill::STRIDED, Fill::FAR_STRIDED, Fill::RANDOM] {
-            let found =
-                in_parts(&mut words, 2, |part| visit(part, look(fill.order, 3), |place| word_at(3, place), Silent));
+            let found = in_parts(&mut words, 2, |part| visit(part, look(fill.order, 3), |place| word_at(3, place)));
             let error = fill.judge(&found).unwrap_err().to_string();
             assert!(error.contains("1 words differ") && error.contains("page 5"), "{error}");
         }
@@ -305,7 +290,7 @@ mod tests {
     fn modifying_changes_every_word_once() {
         let mut words = filled(6, 4);
         in_parts(&mut words, 2, |part| {
-            visit(part, Look { modifies: true, ..look(Order::Random, 4) }, |place| word_at(4, place), Silent)
+            visit(part, Look { modifies: true, ..look(Order::Random, 4) }, |place| word_at(4, place))
         });
         assert!(words.iter().enumerate().all(|(index, word)| *word == modified(word_at(4, index as u64))));
     }
@@ -314,7 +299,7 @@ mod tests {
     fn all_orders_agree_on_the_content() {
         let mut words = filled(30, 5);
         let sums: Vec<_> = [Order::Sequential, Order::Strided(STRIDE_PAGES), Order::Random]
-            .map(|order| in_parts(&mut words, 3, |part| visit(part, look(order, 5), |place| word_at(5, place), Silent)))
+            .map(|order| in_parts(&mut words, 3, |part| visit(part, look(order, 5), |place| word_at(5, place))))
             .iter()
             .map(|visit| visit.checksum.finish())
             .collect();
@@ -339,7 +324,7 @@ mod tests {
             let mut words = filled(20, seed);
             damage.iter().for_each(|(index, flip)| words[*index] ^= flip);
             for order in [Order::Sequential, Order::Strided(STRIDE_PAGES), Order::Random] {
-                let found = in_parts(&mut words, threads, |part| visit(part, look(order, seed), |place| word_at(seed, place), Silent));
+                let found = in_parts(&mut words, threads, |part| visit(part, look(order, seed), |place| word_at(seed, place)));
                 prop_assert_eq!(found.wrong_words, damage.len() as u64);
                 prop_assert!(found.first_wrong.is_some_and(|index| damage.contains_key(&(index as usize))));
             }

@@ -7,11 +7,10 @@
 //! Invariant: a read finds the key with its latest version and a value that belongs to both.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::{Random, mix, word_at};
-use crate::touches::Probe;
 use crate::zipf::Zipf;
 
 /// Words of a value: 496 bytes, so that an entry has 512; about the mean of Facebook's ETC (Atikoglu 2012).
@@ -55,15 +54,14 @@ impl Entry {
 
 /// The store.
 #[derive(Debug)]
-struct Store<P> {
+struct Store {
     slots: Vec<u32>,
     entries: Vec<Entry>,
-    probe: P,
 }
 
-impl<P: Probe> Store<P> {
-    fn with_capacity(entries: usize, probe: P) -> Self {
-        Self { slots: vec![EMPTY; entries * SLOTS_PER_ENTRY], entries: Vec::with_capacity(entries), probe }
+impl Store {
+    fn with_capacity(entries: usize) -> Self {
+        Self { slots: vec![EMPTY; entries * SLOTS_PER_ENTRY], entries: Vec::with_capacity(entries) }
     }
 
     /// The slot that holds `key`, or the empty one where it would go.
@@ -72,16 +70,12 @@ impl<P: Probe> Store<P> {
         while self.slots[slot] != EMPTY && self.entry(slot).key != key {
             slot = (slot + 1) % self.slots.len();
         }
-        self.probe.read(&self.slots[slot]);
         slot
     }
 
     /// The entry that a used slot names.
     fn entry(&self, slot: usize) -> &Entry {
-        self.probe.read(&self.slots[slot]);
-        let entry = &self.entries[self.slots[slot] as usize];
-        self.probe.read(entry);
-        entry
+        &self.entries[self.slots[slot] as usize]
     }
 
     fn get(&self, key: u64) -> Option<&Entry> {
@@ -93,13 +87,10 @@ impl<P: Probe> Store<P> {
         match self.slots[slot] {
             EMPTY => {
                 assert!((self.entries.len() + 1) * SLOTS_PER_ENTRY <= self.slots.len(), "the store is full");
-                self.probe.write(&self.slots[slot]);
                 self.slots[slot] = self.entries.len() as u32;
                 self.entries.push(entry);
-                self.entries.last().iter().for_each(|entry| self.probe.write(*entry));
             }
             place => {
-                self.probe.write(&self.entries[place as usize]);
                 self.entries[place as usize] = entry;
             }
         }
@@ -111,20 +102,15 @@ fn key_of(seed: u64, item: u64) -> u64 {
     word_at(seed, item)
 }
 
-impl Program for KeyValue {
-    fn program_name(&self) -> &'static str {
+impl Workload for KeyValue {
+    fn name(&self) -> &'static str {
         "key-value"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let (pages, seed) = (settings.size.pages(), settings.seed);
         let items = settings.size.0 / (size_of::<Entry>() + SLOTS_PER_ENTRY * size_of::<u32>()) as u64;
-        let mut store = Store::with_capacity(items as usize, probe);
+        let mut store = Store::with_capacity(items as usize);
         clock.measure("load", pages, || (0..items).for_each(|item| store.put(Entry::new(key_of(seed, item), 0))));
         let operations = items * OPERATIONS_PER_ENTRY as u64;
         let writes = clock.measure("operate", operations, || self.operate(&mut store, items, operations, seed))?;
@@ -134,13 +120,7 @@ impl Program for KeyValue {
 
 impl KeyValue {
     /// Gives the number of writes.
-    fn operate(
-        &self,
-        store: &mut Store<impl Probe>,
-        items: u64,
-        operations: u64,
-        seed: u64,
-    ) -> Result<u64, WorkloadError> {
+    fn operate(&self, store: &mut Store, items: u64, operations: u64, seed: u64) -> Result<u64, WorkloadError> {
         let (zipf, scattered) = (Zipf::new(items, SKEW), Permutation::new(items, seed));
         let (mut random, mut writes) = (Random::new(seed ^ 1), 0);
         for _ in 0..operations {
@@ -155,7 +135,7 @@ impl KeyValue {
     }
 
     /// Checks the entry of `key` and gives its version.
-    fn read(&self, store: &Store<impl Probe>, key: u64) -> Result<u64, WorkloadError> {
+    fn read(&self, store: &Store, key: u64) -> Result<u64, WorkloadError> {
         let entry = store.get(key).ok_or_else(|| wrong(self, format!("key {key:016x} is gone")))?;
         if entry.is_sound() {
             Ok(entry.version)
@@ -164,7 +144,7 @@ impl KeyValue {
         }
     }
 
-    fn check(&self, store: &Store<impl Probe>, items: u64, writes: u64, seed: u64) -> Result<Checksum, WorkloadError> {
+    fn check(&self, store: &Store, items: u64, writes: u64, seed: u64) -> Result<Checksum, WorkloadError> {
         let (mut checksum, mut versions) = (Ordered::default(), 0);
         for item in 0..items {
             let key = key_of(seed, item);
@@ -188,7 +168,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     #[test]
     fn an_entry_fills_an_eighth_of_a_page() {
@@ -197,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_changed_value_a_lost_key_and_a_lost_write_are_found() {
-        let mut store = Store::with_capacity(10, Silent);
+        let mut store = Store::with_capacity(10);
         (0..10).for_each(|item| store.put(Entry::new(key_of(1, item), 0)));
         assert!(KeyValue.check(&store, 10, 0, 1).is_ok());
         assert!(KeyValue.check(&store, 11, 0, 1).unwrap_err().to_string().contains("is gone"));
@@ -209,7 +188,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "full")]
     fn a_full_store_refuses_another_key() {
-        let mut store = Store::with_capacity(2, Silent);
+        let mut store = Store::with_capacity(2);
         (0..3).for_each(|key| store.put(Entry::new(key, 0)));
     }
 
@@ -218,7 +197,7 @@ mod tests {
 
         #[test]
         fn the_store_is_a_map(operations in proptest::collection::vec((0_u64..40, any::<u64>()), 0..200)) {
-            let (mut store, mut model) = (Store::with_capacity(40, Silent), HashMap::new());
+            let (mut store, mut model) = (Store::with_capacity(40), HashMap::new());
             for (key, version) in operations {
                 prop_assert_eq!(store.get(key).map(|entry| entry.version), model.get(&key).copied());
                 store.put(Entry::new(key, version));

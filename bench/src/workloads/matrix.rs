@@ -5,10 +5,9 @@
 //! unnoticed with a chance below 1/16 per check, and the checksum covers all entries.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::random::{Random, word_at};
-use crate::touches::Probe;
 
 /// Rows and columns of a block: three blocks of 64 x 64 doubles are 96 KiB, well within a second-level cache.
 const BLOCK: usize = 64;
@@ -48,15 +47,14 @@ impl Square {
         &self.entries[row * self.side..(row + 1) * self.side]
     }
 
-    fn times(&self, vector: &[f64], probe: impl Probe) -> Vec<f64> {
-        probe.read_all(&self.entries);
+    fn times(&self, vector: &[f64]) -> Vec<f64> {
         let product = |row| self.row(row).iter().zip(vector).map(|(one, other)| one * other).sum();
         (0..self.side).map(product).collect()
     }
 }
 
 /// Adds `left * right` to the rows from `first_row` on that `rows` holds.
-fn multiply_rows(left: &Square, right: &Square, first_row: usize, rows: &mut [f64], probe: impl Probe) {
+fn multiply_rows(left: &Square, right: &Square, first_row: usize, rows: &mut [f64]) {
     let side = left.side;
     for (block, rows) in rows.chunks_mut(BLOCK * side).enumerate() {
         for inner in (0..side).step_by(BLOCK) {
@@ -65,11 +63,8 @@ fn multiply_rows(left: &Square, right: &Square, first_row: usize, rows: &mut [f6
                 for (offset, row) in rows.chunks_mut(side).enumerate() {
                     let factors = &left.row(first_row + block * BLOCK + offset)[inner..inner_end];
                     let target = &mut row[column..column_end];
-                    probe.read_all(factors);
-                    probe.write_all(target);
                     for (factor, index) in factors.iter().zip(inner..) {
                         let source = &right.row(index)[column..column_end];
-                        probe.read_all(source);
                         target.iter_mut().zip(source).for_each(|(sum, entry)| *sum += factor * entry);
                     }
                 }
@@ -78,58 +73,44 @@ fn multiply_rows(left: &Square, right: &Square, first_row: usize, rows: &mut [f6
     }
 }
 
-fn multiply(left: &Square, right: &Square, product: &mut Square, threads: usize, probe: impl Probe) {
+fn multiply(left: &Square, right: &Square, product: &mut Square, threads: usize) {
     let side = left.side;
     let rows_each = part_length(side, threads).next_multiple_of(BLOCK);
     std::thread::scope(|scope| {
         for (part, rows) in product.entries.chunks_mut(rows_each * side).enumerate() {
-            scope.spawn(move || multiply_rows(left, right, part * rows_each, rows, probe));
+            scope.spawn(move || multiply_rows(left, right, part * rows_each, rows));
         }
     });
 }
 
-impl Program for Matrix {
-    fn program_name(&self) -> &'static str {
+impl Workload for Matrix {
+    fn name(&self) -> &'static str {
         "matrix"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let (pages, seed) = (settings.size.pages(), settings.seed);
         let side = (settings.size.0 / (3 * size_of::<f64>() as u64)).isqrt() as usize;
         let (left, right) = clock.measure("fill", pages * 2 / 3, || {
-            let factors = (Square::random(side, seed), Square::random(side, seed.wrapping_add(1)));
-            probe.write_all(&factors.0.entries);
-            probe.write_all(&factors.1.entries);
-            factors
+            (Square::random(side, seed), Square::random(side, seed.wrapping_add(1)))
         });
         let mut product = Square::zero(side);
-        clock.measure("multiply", pages, || multiply(&left, &right, &mut product, settings.threads, probe));
-        clock.measure("check", pages, || self.check([&left, &right, &product], seed, probe))
+        clock.measure("multiply", pages, || multiply(&left, &right, &mut product, settings.threads));
+        clock.measure("check", pages, || self.check([&left, &right, &product], seed))
     }
 }
 
 impl Matrix {
     /// Checks that the third is the product of the others.
-    fn check(
-        &self,
-        [left, right, product]: [&Square; 3],
-        seed: u64,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn check(&self, [left, right, product]: [&Square; 3], seed: u64) -> Result<Checksum, WorkloadError> {
         let mut random = Random::new(seed ^ 2);
         for _ in 0..CHECKS {
             let vector: Vec<f64> = (0..left.side).map(|_| random.below(16) as f64).collect();
-            let (expected, found) = (left.times(&right.times(&vector, probe), probe), product.times(&vector, probe));
+            let (expected, found) = (left.times(&right.times(&vector)), product.times(&vector));
             if let Some(row) = expected.iter().zip(&found).position(|(one, other)| one != other) {
                 return Err(wrong(self, format!("row {row} of the product is wrong")));
             }
         }
-        probe.read_all(&product.entries);
         let mut checksum = Ordered::default();
         product.entries.iter().for_each(|entry| checksum.add(entry.to_bits()));
         Ok(checksum.finish())
@@ -141,11 +122,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     fn product(left: &Square, right: &Square, threads: usize) -> Square {
         let mut product = Square::zero(left.side);
-        multiply(left, right, &mut product, threads, Silent);
+        multiply(left, right, &mut product, threads);
         product
     }
 
@@ -171,9 +151,9 @@ mod tests {
     fn a_wrong_entry_is_found() {
         let (left, right) = (Square::random(20, 1), Square::random(20, 2));
         let mut found = product(&left, &right, 1);
-        assert!(Matrix.check([&left, &right, &found], 5, Silent).is_ok());
+        assert!(Matrix.check([&left, &right, &found], 5).is_ok());
         found.entries[13 * 20 + 4] += 1.0;
-        assert!(Matrix.check([&left, &right, &found], 5, Silent).unwrap_err().to_string().contains("row 13"));
+        assert!(Matrix.check([&left, &right, &found], 5).unwrap_err().to_string().contains("row 13"));
     }
 
     proptest! {

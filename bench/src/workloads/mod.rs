@@ -36,7 +36,6 @@ use self::phase::{PhaseClock, PhaseReport};
 use crate::checksum::Checksum;
 use crate::limits::{THREADS_MAX, WORKLOAD_SIZE_BYTES_MIN};
 use crate::size::{Size, format_bytes};
-use crate::touches::{Probe, Recording, Silent};
 
 /// What a workload is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,44 +86,13 @@ pub struct WorkloadReport {
     pub phases: Vec<PhaseReport>,
 }
 
-/// A program under test, as it is written: `probe` sees what it touches.
-trait Program: Sync {
-    /// How it is called on the command line.
-    fn program_name(&self) -> &'static str;
-
-    /// Computes, checks the result, and gives its checksum.
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError>;
-}
-
-/// A program under test, as it is run.
+/// A program under test.
 pub trait Workload: Sync {
     /// How it is called on the command line.
     fn name(&self) -> &'static str;
 
     /// Computes, checks the result, and gives its checksum.
     fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError>;
-
-    /// Does the same and records what it touches.
-    fn trace(&self, settings: &WorkloadSettings, recording: Recording<'_>) -> Result<Checksum, WorkloadError>;
-}
-
-impl<Any: Program> Workload for Any {
-    fn name(&self) -> &'static str {
-        self.program_name()
-    }
-
-    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
-        self.compute(settings, clock, Silent)
-    }
-
-    fn trace(&self, settings: &WorkloadSettings, recording: Recording<'_>) -> Result<Checksum, WorkloadError> {
-        self.compute(settings, &mut PhaseClock::default(), recording)
-    }
 }
 
 /// All of them.
@@ -170,13 +138,6 @@ pub fn run(name: &str, settings: &WorkloadSettings) -> Result<WorkloadReport, Wo
         elapsed_seconds: start.elapsed().as_secs_f64(),
         phases: clock.into_reports(),
     })
-}
-
-/// Runs the workload called `name` and records what it touches.
-pub fn trace(name: &str, settings: &WorkloadSettings, recording: Recording<'_>) -> Result<(), WorkloadError> {
-    let workload = ALL.iter().find(|workload| workload.name() == name);
-    check(settings)?;
-    workload.ok_or_else(|| WorkloadError::Unknown(name.to_owned()))?.trace(settings, recording).map(drop)
 }
 
 fn check(settings: &WorkloadSettings) -> Result<(), WorkloadError> {

@@ -24,11 +24,10 @@ use rustix::process::{Pid, Signal, getppid, kill_process};
 use spillway_sys::process_stat::ProcessStat;
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::random::word_at;
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -188,21 +187,16 @@ fn middle(looks: &[Look]) -> Option<(u64, Duration)> {
     Some((looks[begin].pages.checked_sub(looks[end].pages)?, looks[end].at - looks[begin].at))
 }
 
-impl Program for Overflow {
-    fn program_name(&self) -> &'static str {
+impl Workload for Overflow {
+    fn name(&self) -> &'static str {
         "overflow"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let statm = File::open("/proc/self/statm")
             .map_err(|error| WorkloadError::Setting(format!("/proc/self/statm cannot be read: {error}")))?;
-        self.round(settings, &FIRST_ROUND, clock, &statm, probe)?;
-        self.round(settings, &SECOND_ROUND, clock, &statm, probe)
+        self.round(settings, &FIRST_ROUND, clock, &statm)?;
+        self.round(settings, &SECOND_ROUND, clock, &statm)
     }
 }
 
@@ -214,7 +208,6 @@ impl Overflow {
         [fill, leave, read]: &[&str; 3],
         clock: &mut PhaseClock,
         statm: &File,
-        probe: impl Probe,
     ) -> Result<Checksum, WorkloadError> {
         let (count, seed) = (settings.size.pages(), settings.seed);
         let mut looks = vec![Look { at: Duration::MAX, pages: u64::MAX }; LOOKS_EXPECTED];
@@ -223,7 +216,6 @@ impl Overflow {
         let mut words = vec![0_u64; count as usize * PAGE_WORDS];
         clock.measure(fill, count, || {
             for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
-                probe.write_all(words);
                 words.fill(word_at(seed, page as u64));
             }
         });
@@ -239,7 +231,6 @@ impl Overflow {
         let mut first_wrong = None;
         clock.measure(read, count, || {
             for (page, words) in words.chunks_exact(PAGE_WORDS).enumerate() {
-                probe.read_all(words);
                 let expected = word_at(seed, page as u64);
                 if words.iter().any(|word| *word != expected) {
                     first_wrong.get_or_insert(page);

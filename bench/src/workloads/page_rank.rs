@@ -8,12 +8,11 @@
 //! by one thread in one order, so the result does not depend on the number of threads.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::Random;
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// The chance to follow an edge rather than jump anywhere (Brin and Page 1998).
 const DAMPING: f64 = 0.85;
@@ -55,7 +54,7 @@ fn popular_rank(unit: f64, vertices: u64) -> u64 {
 
 impl Graph {
     /// A random graph. Which vertices are popular, as targets and as sources, is scattered over the whole range.
-    fn generate(vertices: usize, edges: usize, seed: u64, probe: impl Probe) -> Self {
+    fn generate(vertices: usize, edges: usize, seed: u64) -> Self {
         let (count, edges) = (vertices as u64, edges as u64);
         let (target_ranks, source_places) = (Permutation::new(count, seed), Permutation::new(count, !seed));
         let mut random = Random::new(seed);
@@ -69,16 +68,12 @@ impl Graph {
             }
         }
         starts.push(sources.len() as u64);
-        probe.write_all(&starts);
-        probe.write_all(&sources);
-        Self::new(starts, sources, probe)
+        Self::new(starts, sources)
     }
 
-    fn new(starts: Vec<u64>, sources: Vec<u32>, probe: impl Probe) -> Self {
+    fn new(starts: Vec<u64>, sources: Vec<u32>) -> Self {
         let mut outgoing = vec![0; starts.len() - 1];
         for source in &sources {
-            probe.read(source);
-            probe.write(&outgoing[*source as usize]);
             outgoing[*source as usize] += 1;
         }
         Self { starts, sources, outgoing }
@@ -93,12 +88,9 @@ impl Graph {
     }
 
     /// One round: from `ranks` to `next`. `shares` is room for each vertex's rank per outgoing edge.
-    fn round(&self, ranks: &[f64], shares: &mut [f64], next: &mut [f64], threads: usize, probe: impl Probe) {
+    fn round(&self, ranks: &[f64], shares: &mut [f64], next: &mut [f64], threads: usize) {
         let mut stranded = 0.0;
         for ((share, rank), outgoing) in shares.iter_mut().zip(ranks).zip(&self.outgoing) {
-            probe.write(share);
-            probe.read(rank);
-            probe.read(outgoing);
             *share = if *outgoing == 0 { 0.0 } else { rank / f64::from(*outgoing) };
             stranded += if *outgoing == 0 { *rank } else { 0.0 };
         }
@@ -106,59 +98,48 @@ impl Graph {
         let (each, shares) = (part_length(self.vertices(), threads), &*shares);
         std::thread::scope(|scope| {
             for (part, ranks) in next.chunks_mut(each).enumerate() {
-                scope.spawn(move || self.pull((part * each, ranks), shares, base, probe));
+                scope.spawn(move || self.pull((part * each, ranks), shares, base));
             }
         });
     }
 
     /// Computes the ranks from vertex `first` on that `ranks` holds.
-    fn pull(&self, (first, ranks): (usize, &mut [f64]), shares: &[f64], base: f64, probe: impl Probe) {
+    fn pull(&self, (first, ranks): (usize, &mut [f64]), shares: &[f64], base: f64) {
         for (offset, rank) in ranks.iter_mut().enumerate() {
-            let share = |source: &u32| {
-                probe.read(source);
-                probe.read(&shares[*source as usize]);
-                shares[*source as usize]
-            };
-            probe.read(&self.starts[first + offset]);
-            probe.write(rank);
+            let share = |source: &u32| shares[*source as usize];
             let incoming: f64 = self.sources_of(first + offset).iter().map(share).sum();
             *rank = base + DAMPING * incoming;
         }
     }
 }
 
-impl Program for PageRank {
-    fn program_name(&self) -> &'static str {
+impl Workload for PageRank {
+    fn name(&self) -> &'static str {
         "page-rank"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         // Per vertex: its edges, their start, the number of outgoing ones, and three arrays of numbers.
         let vertex_bytes =
             EDGES_PER_VERTEX * size_of::<u32>() + size_of::<u64>() + size_of::<u32>() + 3 * size_of::<f64>();
         let vertices = settings.size.0 as usize / vertex_bytes;
         let count = vertices * EDGES_PER_VERTEX;
         let edge_pages = (count * size_of::<u32>()) as u64 / PAGE_SIZE_BYTES;
-        let graph = clock.measure("build", edge_pages, || Graph::generate(vertices, count, settings.seed, probe));
+        let graph = clock.measure("build", edge_pages, || Graph::generate(vertices, count, settings.seed));
         let mut ranks = vec![1.0 / vertices as f64; vertices];
         let (mut shares, mut next) = (vec![0.0; vertices], vec![0.0; vertices]);
         clock.measure("rank", ROUNDS as u64 * edge_pages, || {
             for _ in 0..ROUNDS {
-                graph.round(&ranks, &mut shares, &mut next, settings.threads, probe);
+                graph.round(&ranks, &mut shares, &mut next, settings.threads);
                 std::mem::swap(&mut ranks, &mut next);
             }
         });
-        self.check(&graph, count, &ranks, probe)
+        self.check(&graph, count, &ranks)
     }
 }
 
 impl PageRank {
-    fn check(&self, graph: &Graph, edges: usize, ranks: &[f64], probe: impl Probe) -> Result<Checksum, WorkloadError> {
+    fn check(&self, graph: &Graph, edges: usize, ranks: &[f64]) -> Result<Checksum, WorkloadError> {
         let outgoing: u64 = graph.outgoing.iter().map(|count| u64::from(*count)).sum();
         if outgoing != edges as u64 {
             return Err(wrong(self, format!("{outgoing} of {edges} edges are there")));
@@ -168,8 +149,6 @@ impl PageRank {
         if !matches!((sum - 1.0).abs().partial_cmp(&SUM_DEVIATION_MAX), Some(std::cmp::Ordering::Less)) {
             return Err(wrong(self, format!("the ranks sum to {sum}, not 1")));
         }
-        probe.read_all(&graph.sources);
-        probe.read_all(ranks);
         let mut checksum = Ordered::default();
         graph.sources.iter().for_each(|source| checksum.add(u64::from(*source)));
         ranks.iter().for_each(|rank| checksum.add(rank.to_bits()));
@@ -182,7 +161,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     fn graph(vertices: usize, list: &[(u32, u32)]) -> Graph {
         let into = |target: usize| list.iter().filter(move |edge| edge.1 as usize == target).map(|edge| edge.0);
@@ -192,7 +170,7 @@ mod tests {
             sources.extend(into(target));
         }
         starts.push(sources.len() as u64);
-        Graph::new(starts, sources, Silent)
+        Graph::new(starts, sources)
     }
 
     fn rank(vertices: usize, list: &[(u32, u32)], threads: usize) -> Vec<f64> {
@@ -200,7 +178,7 @@ mod tests {
         let mut ranks = vec![1.0 / vertices as f64; vertices];
         let (mut shares, mut next) = (vec![0.0; vertices], vec![0.0; vertices]);
         for _ in 0..200 {
-            graph.round(&ranks, &mut shares, &mut next, threads, Silent);
+            graph.round(&ranks, &mut shares, &mut next, threads);
             std::mem::swap(&mut ranks, &mut next);
         }
         ranks
@@ -231,7 +209,7 @@ mod tests {
     #[test]
     fn generated_graphs_are_skewed_both_ways() {
         let (vertices, edges) = (1000, 16_000);
-        let graph = Graph::generate(vertices, edges, 1, Silent);
+        let graph = Graph::generate(vertices, edges, 1);
         let incoming = (0..vertices).map(|vertex| graph.sources_of(vertex).len() as u32).collect();
         for mut degrees in [incoming, graph.outgoing] {
             degrees.sort_unstable_by(|one: &u32, other| other.cmp(one));
@@ -243,10 +221,10 @@ mod tests {
     #[test]
     fn lost_edges_and_ranks_are_found() {
         let graph = graph(2, &[(0, 1), (1, 0)]);
-        assert!(PageRank.check(&graph, 2, &[0.5, 0.5], Silent).is_ok());
-        assert!(PageRank.check(&graph, 3, &[0.5, 0.5], Silent).unwrap_err().to_string().contains("2 of 3 edges"));
-        assert!(PageRank.check(&graph, 2, &[0.5, 0.4], Silent).unwrap_err().to_string().contains("sum to"));
-        assert!(PageRank.check(&graph, 2, &[f64::NAN, 0.5], Silent).is_err());
+        assert!(PageRank.check(&graph, 2, &[0.5, 0.5]).is_ok());
+        assert!(PageRank.check(&graph, 3, &[0.5, 0.5]).unwrap_err().to_string().contains("2 of 3 edges"));
+        assert!(PageRank.check(&graph, 2, &[0.5, 0.4]).unwrap_err().to_string().contains("sum to"));
+        assert!(PageRank.check(&graph, 2, &[f64::NAN, 0.5]).is_err());
     }
 
     /// The same by the textbook: a dense matrix of transition chances, multiplied again and again.
@@ -286,7 +264,7 @@ mod tests {
 
         #[test]
         fn a_generated_graph_has_all_its_edges(vertices in 1_usize..500, edges in 0_usize..4000, seed: u64) {
-            let graph = Graph::generate(vertices, edges, seed, Silent);
+            let graph = Graph::generate(vertices, edges, seed);
             prop_assert_eq!(graph.sources.len(), edges);
             prop_assert_eq!(graph.vertices(), vertices);
             prop_assert!(graph.starts.is_sorted() && graph.starts.last() == Some(&(edges as u64)));

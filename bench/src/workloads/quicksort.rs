@@ -7,10 +7,9 @@
 //! Invariant: the result holds the same numbers as the input (an order-free checksum of both) in ascending order.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered, Unordered};
 use crate::random::Random;
-use crate::touches::Probe;
 
 /// Pieces up to this length are sorted by insertion: the usual crossover of 10 to 30 elements (Sedgewick 1978).
 const INSERTION_LENGTH_MAX: usize = 24;
@@ -20,48 +19,43 @@ const INSERTION_LENGTH_MAX: usize = 24;
 pub struct Quicksort;
 
 /// Sorts `numbers` with up to `threads` threads.
-fn sort(numbers: &mut [u64], threads: usize, probe: impl Probe) {
+fn sort(numbers: &mut [u64], threads: usize) {
     if threads <= 1 || numbers.len() <= INSERTION_LENGTH_MAX {
-        return sort_alone(numbers, probe);
+        return sort_alone(numbers);
     }
-    let middle = partition(numbers, probe);
+    let middle = partition(numbers);
     let (left, right) = numbers.split_at_mut(middle);
     std::thread::scope(|scope| {
-        scope.spawn(|| sort(left, threads / 2, probe));
-        sort(right, threads - threads / 2, probe);
+        scope.spawn(|| sort(left, threads / 2));
+        sort(right, threads - threads / 2);
     });
 }
 
-fn sort_alone(mut numbers: &mut [u64], probe: impl Probe) {
+fn sort_alone(mut numbers: &mut [u64]) {
     while numbers.len() > INSERTION_LENGTH_MAX {
-        let middle = partition(numbers, probe);
+        let middle = partition(numbers);
         let (left, right) = numbers.split_at_mut(middle);
         let (shorter, longer) = if left.len() < right.len() { (left, right) } else { (right, left) };
-        sort_alone(shorter, probe);
+        sort_alone(shorter);
         numbers = longer;
     }
-    probe.write_all(numbers);
     sort_by_insertion(numbers);
 }
 
 /// Orders `numbers` so that none before the returned place exceeds any from it on; both sides have at least one.
-fn partition(numbers: &mut [u64], probe: impl Probe) -> usize {
-    let pivot = median_of_three(numbers, probe);
+fn partition(numbers: &mut [u64]) -> usize {
+    let pivot = median_of_three(numbers);
     let (mut low, mut high) = (0, numbers.len() - 1);
     loop {
         while numbers[low] < pivot {
             low += 1;
-            probe.read(&numbers[low]);
         }
         while numbers[high] > pivot {
             high -= 1;
-            probe.read(&numbers[high]);
         }
         if low >= high {
             return high + 1;
         }
-        probe.write(&numbers[low]);
-        probe.write(&numbers[high]);
         numbers.swap(low, high);
         low += 1;
         high -= 1;
@@ -69,9 +63,8 @@ fn partition(numbers: &mut [u64], probe: impl Probe) -> usize {
 }
 
 /// Puts the first, middle and last number in order, so that neither end is the pivot's only home, and gives the median.
-fn median_of_three(numbers: &mut [u64], probe: impl Probe) -> u64 {
+fn median_of_three(numbers: &mut [u64]) -> u64 {
     let (middle, last) = ((numbers.len() - 1) / 2, numbers.len() - 1);
-    [0, middle, last].iter().for_each(|place| probe.write(&numbers[*place]));
     for (one, other) in [(0, middle), (middle, last), (0, middle)] {
         if numbers[one] > numbers[other] {
             numbers.swap(one, other);
@@ -92,48 +85,39 @@ fn sort_by_insertion(numbers: &mut [u64]) {
     }
 }
 
-fn content(numbers: &[u64], probe: impl Probe) -> Unordered {
-    probe.read_all(numbers);
+fn content(numbers: &[u64]) -> Unordered {
     let mut checksum = Unordered::default();
     numbers.iter().for_each(|number| checksum.add(*number));
     checksum
 }
 
-impl Program for Quicksort {
-    fn program_name(&self) -> &'static str {
+impl Workload for Quicksort {
+    fn name(&self) -> &'static str {
         "quicksort"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let pages = settings.size.pages();
         let count = settings.size.0 as usize / size_of::<u64>();
         let mut random = Random::new(settings.seed);
         let mut numbers = clock.measure("fill", pages, || {
             let numbers: Vec<u64> = (0..count).map(|_| random.next_u64()).collect();
-            probe.write_all(&numbers);
             numbers
         });
-        let before = clock.measure("count", pages, || content(&numbers, probe));
-        clock.measure("sort", pages, || sort(&mut numbers, settings.threads, probe));
-        clock.measure("check", pages, || self.check(&numbers, &before, probe))
+        let before = clock.measure("count", pages, || content(&numbers));
+        clock.measure("sort", pages, || sort(&mut numbers, settings.threads));
+        clock.measure("check", pages, || self.check(&numbers, &before))
     }
 }
 
 impl Quicksort {
-    fn check(&self, numbers: &[u64], before: &Unordered, probe: impl Probe) -> Result<Checksum, WorkloadError> {
-        probe.read_all(numbers);
+    fn check(&self, numbers: &[u64], before: &Unordered) -> Result<Checksum, WorkloadError> {
         if let Some(place) = numbers.windows(2).position(|pair| pair[0] > pair[1]) {
             return Err(wrong(self, format!("numbers {place} and {} are out of order", place + 1)));
         }
-        if content(numbers, probe) != *before {
+        if content(numbers) != *before {
             return Err(wrong(self, "the sorted numbers are not those of the input".to_owned()));
         }
-        probe.read_all(numbers);
         let mut checksum = Ordered::default();
         numbers.iter().for_each(|number| checksum.add(*number));
         Ok(checksum.finish())
@@ -145,7 +129,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     #[test]
     fn known_inputs_are_sorted() {
@@ -154,17 +137,17 @@ mod tests {
             let mut expected: Vec<u64> = input.clone();
             expected.sort_unstable();
             let mut sorted = input;
-            sort(&mut sorted, 1, Silent);
+            sort(&mut sorted, 1);
             assert_eq!(sorted, expected);
         }
     }
 
     #[test]
     fn disorder_and_exchange_are_seen() {
-        let before = content(&[1, 2, 3], Silent);
-        assert!(Quicksort.check(&[1, 2, 3], &before, Silent).is_ok());
-        assert!(Quicksort.check(&[2, 1, 3], &before, Silent).unwrap_err().to_string().contains("out of order"));
-        assert!(Quicksort.check(&[1, 2, 4], &before, Silent).unwrap_err().to_string().contains("not those"));
+        let before = content(&[1, 2, 3]);
+        assert!(Quicksort.check(&[1, 2, 3], &before).is_ok());
+        assert!(Quicksort.check(&[2, 1, 3], &before).unwrap_err().to_string().contains("out of order"));
+        assert!(Quicksort.check(&[1, 2, 4], &before).unwrap_err().to_string().contains("not those"));
     }
 
     proptest! {
@@ -177,14 +160,14 @@ mod tests {
             let mut expected = input.clone();
             expected.sort_unstable();
             let mut sorted = input;
-            sort(&mut sorted, threads, Silent);
+            sort(&mut sorted, threads);
             prop_assert_eq!(sorted, expected);
         }
 
         #[test]
         fn a_partition_parts(input in proptest::collection::vec(0_u64..50, 2..200)) {
             let mut numbers = input;
-            let middle = partition(&mut numbers, Silent);
+            let middle = partition(&mut numbers);
             prop_assert!(middle > 0 && middle < numbers.len());
             let largest = numbers[..middle].iter().max();
             prop_assert!(numbers[middle..].iter().all(|number| Some(number) >= largest));

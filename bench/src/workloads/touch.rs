@@ -19,12 +19,11 @@ use std::time::{Duration, Instant};
 use spillway_sys::process_stat::ProcessStat;
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::word_at;
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -53,17 +52,12 @@ fn page_faults() -> u64 {
     ProcessStat::of_process(std::process::id()).ok().and_then(|stat| stat.minor_faults()).unwrap_or(0)
 }
 
-impl Program for Touch {
-    fn program_name(&self) -> &'static str {
+impl Workload for Touch {
+    fn name(&self) -> &'static str {
         "touch"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let pages = settings.size.0 / PAGE_SIZE_BYTES;
         let kept_pages = (pages * KEPT_EIGHTHS / 8).max(1);
         let mut kept = vec![0_u64; kept_pages as usize * PAGE_WORDS];
@@ -71,7 +65,6 @@ impl Program for Touch {
         clock.measure("fill", pages, || {
             let all = kept.chunks_exact_mut(PAGE_WORDS).chain(given_up.chunks_exact_mut(PAGE_WORDS));
             for (page, words) in all.enumerate() {
-                probe.write_all(words);
                 words.fill(word_at(settings.seed, page as u64));
             }
         });
@@ -89,7 +82,6 @@ impl Program for Touch {
                 let place = page.checked_sub(kept_pages);
                 let word = place
                     .map_or_else(|| &kept[page as usize * PAGE_WORDS], |place| &given_up[place as usize * PAGE_WORDS]);
-                probe.read(word);
                 let found = std::hint::black_box(*word);
                 std::hint::black_box(rustix::process::getppid());
                 if found != word_at(settings.seed, page) {

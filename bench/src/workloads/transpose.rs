@@ -6,10 +6,9 @@
 //! Invariant: the checksum covers all entries of the turned matrix, so one that was not turned is found.
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::random::word_at;
-use crate::touches::Probe;
 
 /// Rows and columns of a tile: two tiles of 64 x 64 words are 64 KiB, within a second-level cache.
 const TILE: usize = 64;
@@ -19,16 +18,14 @@ const TILE: usize = 64;
 pub struct Transpose;
 
 /// Writes the columns of `from` to the rows of `to` from `first_row` on, tile by tile.
-fn turn_rows(from: &[u64], rows: &mut [u64], side: usize, first_row: usize, probe: impl Probe) {
+fn turn_rows(from: &[u64], rows: &mut [u64], side: usize, first_row: usize) {
     for (band, rows) in rows.chunks_mut(TILE * side).enumerate() {
         let columns = first_row + band * TILE..first_row + band * TILE + rows.len() / side;
         for tile in (0..side).step_by(TILE) {
             let end = (tile + TILE).min(side);
             for source in tile..end {
                 let words = &from[source * side + columns.start..source * side + columns.end];
-                probe.read_all(words);
                 for (row, word) in rows.chunks_mut(side).zip(words) {
-                    probe.write(&row[source]);
                     row[source] = *word;
                 }
             }
@@ -36,40 +33,32 @@ fn turn_rows(from: &[u64], rows: &mut [u64], side: usize, first_row: usize, prob
     }
 }
 
-fn turn(from: &[u64], to: &mut [u64], side: usize, threads: usize, probe: impl Probe) {
+fn turn(from: &[u64], to: &mut [u64], side: usize, threads: usize) {
     let rows_each = part_length(side, threads).next_multiple_of(TILE);
     std::thread::scope(|scope| {
         for (part, rows) in to.chunks_mut(rows_each * side).enumerate() {
-            scope.spawn(move || turn_rows(from, rows, side, part * rows_each, probe));
+            scope.spawn(move || turn_rows(from, rows, side, part * rows_each));
         }
     });
 }
 
-impl Program for Transpose {
-    fn program_name(&self) -> &'static str {
+impl Workload for Transpose {
+    fn name(&self) -> &'static str {
         "transpose"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let (pages, seed) = (settings.size.pages(), settings.seed);
         let side = (settings.size.0 / (2 * size_of::<u64>() as u64)).isqrt() as usize;
         let mut first = clock.measure("fill", pages / 2, || {
             let words: Vec<u64> = (0..(side * side) as u64).map(|index| word_at(seed, index)).collect();
-            probe.write_all(&words);
             words
         });
         let mut second = vec![0; side * side];
-        clock.measure("transpose", pages, || turn(&first, &mut second, side, settings.threads, probe));
+        clock.measure("transpose", pages, || turn(&first, &mut second, side, settings.threads));
         let mut checksum = Ordered::default();
         second.iter().for_each(|word| checksum.add(*word));
-        probe.read_all(&second);
-        clock.measure("back", pages, || turn(&second, &mut first, side, settings.threads, probe));
-        probe.read_all(&first);
+        clock.measure("back", pages, || turn(&second, &mut first, side, settings.threads));
         match first.iter().zip(0_u64..).position(|(word, index)| *word != word_at(seed, index)) {
             Some(index) => Err(wrong(self, format!("entry {index} is another one after two turns"))),
             None => Ok(checksum.finish()),
@@ -82,7 +71,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::touches::Silent;
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
@@ -91,7 +79,7 @@ mod tests {
         fn rows_become_columns_whatever_the_tiles(side in 1_usize..200, threads in 1_usize..4, seed: u64) {
             let from: Vec<u64> = (0..(side * side) as u64).map(|index| word_at(seed, index)).collect();
             let mut to = vec![0; side * side];
-            turn(&from, &mut to, side, threads, Silent);
+            turn(&from, &mut to, side, threads);
             for row in 0..side {
                 prop_assert!((0..side).all(|column| to[row * side + column] == from[column * side + row]));
             }

@@ -9,12 +9,11 @@
 use spillway_sys::process::major_fault_count;
 
 use super::phase::PhaseClock;
-use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::word_at;
 use crate::size::PAGE_SIZE_BYTES;
-use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -24,19 +23,17 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 pub struct Visit;
 
 /// The array, and what was found wrong in it.
-struct Pages<P> {
+struct Pages {
     words: Vec<u64>,
     seed: u64,
     checksum: Ordered,
     first_wrong: Option<u64>,
-    probe: P,
 }
 
-impl<P: Probe> Pages<P> {
+impl Pages {
     /// Words that differ within a page and between pages, each by one multiplication.
     fn fill(&mut self) {
         for (page, words) in self.words.chunks_exact_mut(PAGE_WORDS).enumerate() {
-            self.probe.write_all(words);
             let first = word_at(self.seed, page as u64);
             words.iter_mut().zip(0_u64..).for_each(|(word, place)| *word = first.wrapping_mul(2 * place + 1));
         }
@@ -44,7 +41,6 @@ impl<P: Probe> Pages<P> {
 
     /// Looks at the first word of `page`, which must be `change` of what the fill wrote.
     fn look(&mut self, page: u64, change: u64) {
-        self.probe.read(&self.words[page as usize * PAGE_WORDS]);
         let found = std::hint::black_box(self.words[page as usize * PAGE_WORDS]);
         if found != word_at(self.seed, page) ^ change {
             self.first_wrong.get_or_insert(page);
@@ -53,25 +49,19 @@ impl<P: Probe> Pages<P> {
     }
 
     fn change(&mut self, page: u64, change: u64) {
-        self.probe.write(&self.words[page as usize * PAGE_WORDS]);
         self.words[page as usize * PAGE_WORDS] ^= change;
     }
 }
 
-impl Program for Visit {
-    fn program_name(&self) -> &'static str {
+impl Workload for Visit {
+    fn name(&self) -> &'static str {
         "visit"
     }
 
-    fn compute(
-        &self,
-        settings: &WorkloadSettings,
-        clock: &mut PhaseClock,
-        probe: impl Probe,
-    ) -> Result<Checksum, WorkloadError> {
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
         let (count, seed) = (settings.size.pages(), settings.seed);
         let words = vec![0; count as usize * PAGE_WORDS];
-        let mut pages = Pages { words, seed, checksum: Ordered::default(), first_wrong: None, probe };
+        let mut pages = Pages { words, seed, checksum: Ordered::default(), first_wrong: None };
         clock.measure("fill", count, || pages.fill());
         clock.measure_visits("sequential", count, major_fault_count, |page| pages.look(page, 0));
         let order = Permutation::new(count, seed);
@@ -93,11 +83,10 @@ impl Program for Visit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::touches::Silent;
 
-    fn pages(count: usize, seed: u64) -> Pages<Silent> {
+    fn pages(count: usize, seed: u64) -> Pages {
         let words = vec![0; count * PAGE_WORDS];
-        Pages { words, seed, checksum: Ordered::default(), first_wrong: None, probe: Silent }
+        Pages { words, seed, checksum: Ordered::default(), first_wrong: None }
     }
 
     #[test]

@@ -2,13 +2,10 @@
 //!
 //! - [`block_devices`]: block devices of this machine, and direct I/O with them.
 //! - [`fuzz`]: arbitrary bytes for decoders.
-//! - [`replacement`], [`prefetch`]: policies that no command can choose, and all of them by name.
 //! - [`svg`]: whether a picture is well-formed.
 
 #![forbid(unsafe_code)]
 
 pub mod block_devices;
 pub mod fuzz;
-pub mod prefetch;
-pub mod replacement;
 pub mod svg;

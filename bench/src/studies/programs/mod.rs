@@ -4,16 +4,11 @@
 //! Six workloads of ours, and four programs as they are: a sort of text, Python with numpy, Redis with its benchmark
 //! and a BGSAVE, a job in a JVM. What is lent has a copy on disk, as is the product's default. L(N) is N % of what
 //! the program really uses, measured in a first run with all memory local.
-//!
-//! `faults` counts what the pager brought for each, against the optimal order.
-
-mod faults;
 
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
-use self::faults::{Bounds, record_faults};
-use super::dcm;
 use super::job::Job;
+use super::jvm;
 use super::kind::{self, Kind, SHARES_PERCENT, case};
 use super::program_run::ProgramRunner;
 use super::{Context, Study};
@@ -21,7 +16,8 @@ use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
 use crate::demo::{Scale, redis_job};
 use crate::harness::HarnessError;
-use crate::result::{SECONDS, StudyResult};
+use crate::harness::spillway::{PagerReport, Via};
+use crate::result::{FAULTS, PAGES, SECONDS, StudyResult};
 use crate::size::{MIB, Size};
 
 const WORKLOADS: [&str; 6] = ["quicksort", "barnes-hut", "page-rank", "key-value", "matrix", "fill-modify"];
@@ -56,8 +52,8 @@ fn job(context: &Context, name: &'static str) -> Result<Job, HarnessError> {
     let size = SIZE;
     if name == JAVA.0 {
         let data = context.choose(JAVA_SIZE, JAVA_SIZE_QUICK);
-        let command = dcm::java_command(&dcm::compile(context)?, JAVA.1, data)?;
-        return Ok(Job::reporting(name, dcm::heap(data), &command));
+        let command = jvm::java_command(&jvm::compile(context)?, JAVA.1, data)?;
+        return Ok(Job::reporting(name, jvm::heap(data), &command));
     }
     let Some((_, in_demo)) = REAL.into_iter().find(|(real, _)| *real == name) else {
         return Job::workload(name, size);
@@ -96,12 +92,11 @@ impl Study for ProgramsStudy {
             let job = job(context, name)?;
             Ok(Trial { footprint: runner.footprint(&job)?, job })
         })?;
-        let bounds = Bounds::of(context, &trials, result)?;
         let subjects: Vec<(usize, Kind)> =
             (0..trials.len()).flat_map(|trial| Kind::ALL.map(|kind| (trial, kind))).collect();
         let name = |(trial, kind): (usize, Kind)| format!("{}, {}", trials[trial].job.name, kind.name());
         let outcome = context.interleave(result, &subjects, name, |round, (trial, kind), result| {
-            measure(&mut runner, result, (round, kind), &trials[trial], &bounds)
+            measure(&mut runner, result, (round, kind), &trials[trial])
         });
         compare(result);
         outcome
@@ -121,7 +116,6 @@ fn compare(result: &mut StudyResult) {
     for program in names() {
         for case in SHARES_PERCENT.map(|percent| case(program, percent)) {
             kind::compare(result, &case);
-            faults::compare(result, &case);
         }
     }
 }
@@ -131,7 +125,6 @@ fn measure(
     result: &mut StudyResult,
     (round, kind): (usize, Kind),
     Trial { job, footprint }: &Trial,
-    bounds: &Bounds,
 ) -> Result<(), HarnessError> {
     // All-local does not depend on the share: it is measured once and stands in each case.
     let mut all_local = None;
@@ -143,11 +136,20 @@ fn measure(
         all_local = (kind == Kind::AllLocal).then_some(seconds);
         result.record(round, &case(job.name, percent), &kind.name(), SECONDS, seconds);
         if let Some(told) = runner.pager() {
-            record_faults(result, round, (job.name, percent), told);
-            bounds.record(result, round, (job.name, percent));
+            record_faults(result, round, &case(job.name, percent), told);
         }
     }
     Ok(())
+}
+
+/// Records what the pager did in a program's run: a page that came along and was never used counts as one that came
+/// back, and so does one that had not gone yet. Faults are those on pages that had left, not those on fresh memory or
+/// on write-protected pages.
+fn record_faults(result: &mut StudyResult, round: usize, case: &str, told: &PagerReport) {
+    let (faults, pager) = (told.fill.count + told.staged.count, Kind::Spillway(Via::Pager).name());
+    let pages = faults + told.pages_prefetched;
+    result.record(round, &format!("{case}: pages that came back"), &pager, PAGES, pages as f64);
+    result.record(round, &format!("{case}: faults on pages that had left"), &pager, FAULTS, faults as f64);
 }
 
 #[cfg(test)]

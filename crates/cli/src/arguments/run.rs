@@ -46,9 +46,6 @@ pub(crate) enum PrefetchChoice {
     LeapProcess,
     /// The rest of a block of 4 KiB to 2 MiB, which grows and shrinks with its use
     Elastic,
-    /// The rest of a block of 32 pages: to compare with
-    #[value(hide = true, name = "blocks-32")]
-    Blocks32,
 }
 
 impl PrefetchChoice {
@@ -61,7 +58,6 @@ impl PrefetchChoice {
             Self::Leap => Some(PrefetchPolicy::Leap),
             Self::LeapProcess => Some(PrefetchPolicy::LeapByProcess),
             Self::Elastic => Some(PrefetchPolicy::Elastic),
-            Self::Blocks32 => Some(PrefetchPolicy::Blocks32),
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct RecordArguments {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReplayArguments {
     /// Policies, separated by commas: none, streams, read-ahead, leap, leap-published, linux-cluster, linux-vma,
-    /// elastic, blocks-32 [default: all]
+    /// elastic [default: all]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = replay_policy)]
     pub(crate) policy: Vec<ReplayPolicy>,
     /// Local memory of the replay: a size, or a share of the pages in the trace

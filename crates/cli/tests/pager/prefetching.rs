@@ -7,7 +7,7 @@ use crate::support;
 fn every_policy_is_exact_and_only_none_brings_nothing_along() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let walker = stage.compile("walker", &["-lpthread"]);
-    for policy in ["none", "streams", "leap", "elastic", "blocks-32"] {
+    for policy in ["none", "streams", "leap", "elastic"] {
         let options = ["--local", "32M", "--lend", "128M", "--slab-size", "4M", "--prefetch", policy];
         let said = support::run(&mut stage.run(&options, &[walker.to_str().unwrap(), "64", "1", "1", "2"]));
         let said = said.done("the walker");

@@ -108,9 +108,8 @@ impl Kernel {
 
     fn wake(&mut self, program: usize, addresses: &Range<u64>) {
         let Some(start) = self.mappings[program] else { return };
-        let is_woken = |access: &mut Access| {
-            access.program == program && addresses.contains(&(start + access.page * PAGE))
-        };
+        let is_woken =
+            |access: &mut Access| access.program == program && addresses.contains(&(start + access.page * PAGE));
         let woken: Vec<Access> = self.waiting.extract_if(.., is_woken).collect();
         woken.into_iter().for_each(|access| self.access(access));
     }
@@ -224,8 +223,7 @@ impl World {
         let memory = ObjectMemory::new(OBJECT, Arc::clone(&shared)).unwrap();
         let pool = BufferPool::unlocked(PAGES as usize, PAGE as usize).unwrap();
         let descriptor = Arc::new(object.try_clone().unwrap());
-        let evictor =
-            ObjectEvictor::new(OBJECT, Arc::clone(&shared), descriptor, Arc::clone(&pool), Arc::default());
+        let evictor = ObjectEvictor::new(OBJECT, Arc::clone(&shared), descriptor, Arc::clone(&pool), Arc::default());
         let kernel = Kernel {
             object,
             truth: [0; PAGES as usize],
@@ -267,10 +265,8 @@ impl World {
     /// A page that is there and not protected stays; one that left has its copy here.
     fn evict(&mut self, first: u64, count: u64) {
         let pages: Vec<u64> = (first..PAGES.min(first + count)).collect();
-        let request = |page: &u64| EvictRequest {
-            page: VirtualPage::at(page * PAGE),
-            target: Some(PoolPage(*page as u32)),
-        };
+        let request =
+            |page: &u64| EvictRequest { page: VirtualPage::at(page * PAGE), target: Some(PoolPage(*page as u32)) };
         let requests: Vec<EvictRequest> = pages.iter().map(request).collect();
         let mut outcomes = vec![EvictOutcome::Refused; requests.len()];
         assert!(self.evictor.begin(&requests) && self.evictor.poll(&mut outcomes));

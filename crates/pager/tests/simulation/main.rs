@@ -44,10 +44,10 @@ use spillway_pager::pager_state::PagerState;
 use spillway_pager::process::memory::{Event, EvictOutcome, EvictRequest, Evictor, ProgramMemory};
 use spillway_pager::threads::lock::lock;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_policy::replacement::clock::Clock;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
-use spillway_testing::replacement::fifo::Fifo;
 
 use self::engine::SimulatedEngine;
 
@@ -362,7 +362,7 @@ impl World {
         let now = Instant::now();
         let eviction = Eviction::new(
             Arc::clone(&shared),
-            Box::new(Fifo::new(0, budget_pages as u32)),
+            Box::new(Clock::new(0, budget_pages as u32)),
             Box::new(engine),
             POOL_SLOTS,
             now,

@@ -6,13 +6,12 @@
 //! | `head`, `experience` | the places that it follows, and what it remembers beside them |
 //! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
 //! | [`elastic`] | the rest of a block of 4 KiB to 2 MiB, which grows and shrinks with use: DCM's |
-//! | [`blocks`] | the rest of a block of fixed size: to compare with |
 //! | [`leap`] | Leap's, by a majority of the last deltas ([`history`]): the one to compare with |
 //! | [`linux_cluster`], [`linux_vma`] | the kernel's, for swap: to compare with |
 //! | [`selection`] | those that a user may choose by name |
 //! | [`streams`] | one prefetcher for each thread, so that concurrent streams do not hide one another |
 //!
-//! Simpler ones that these were compared with (none, next-N, a fixed stride) live with the tests
+//! Simpler ones that these were compared with (next-N, a fixed stride, blocks of 32 pages) are in `crates/research`
 //! (docs/decisions/prefetching.md).
 //!
 //! A page that is brought along can be shown to the program at once (mapped), and then the pager never learns whether
@@ -33,7 +32,6 @@
 //! after construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops
 //! the others ([`Candidates::retain`]).
 
-pub mod blocks;
 pub mod elastic;
 mod experience;
 mod head;

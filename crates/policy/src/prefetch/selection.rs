@@ -2,7 +2,6 @@
 //!
 //! An enum and not a box, as streams begin on the fault path, where nothing allocates.
 
-use super::blocks::Blocks;
 use super::elastic::Elastic;
 use super::leap::Leap;
 use super::read_around::ReadAround;
@@ -22,8 +21,6 @@ pub enum PrefetchPolicy {
     LeapByProcess,
     /// The rest of a block that grows and shrinks with use ([`Elastic`]).
     Elastic,
-    /// The rest of a block of 32 pages ([`Blocks`]): to compare with.
-    Blocks32,
 }
 
 impl PrefetchPolicy {
@@ -35,7 +32,6 @@ impl PrefetchPolicy {
             Self::Leap => "leap",
             Self::LeapByProcess => "leap-process",
             Self::Elastic => "elastic",
-            Self::Blocks32 => "blocks-32",
         }
     }
 
@@ -48,7 +44,6 @@ impl PrefetchPolicy {
             Self::Leap => SelectedPrefetcher::Leap(Leap::mapped()),
             Self::LeapByProcess => SelectedPrefetcher::Leap(Leap::mapped_by_process()),
             Self::Elastic => SelectedPrefetcher::Elastic(Elastic::default()),
-            Self::Blocks32 => SelectedPrefetcher::Blocks(Blocks),
         }
     }
 }
@@ -65,8 +60,6 @@ pub enum SelectedPrefetcher {
     Leap(Leap),
     /// See [`PrefetchPolicy::Elastic`].
     Elastic(Elastic),
-    /// See [`PrefetchPolicy::Blocks32`].
-    Blocks(Blocks),
 }
 
 impl SelectedPrefetcher {
@@ -76,7 +69,6 @@ impl SelectedPrefetcher {
             Self::Streams(policy) => Some(policy),
             Self::Leap(policy) => Some(policy),
             Self::Elastic(policy) => Some(policy),
-            Self::Blocks(policy) => Some(policy),
         }
     }
 
@@ -86,7 +78,6 @@ impl SelectedPrefetcher {
             Self::Streams(policy) => Some(policy),
             Self::Leap(policy) => Some(policy),
             Self::Elastic(policy) => Some(policy),
-            Self::Blocks(policy) => Some(policy),
         }
     }
 }
@@ -157,13 +148,7 @@ mod tests {
 
     #[test]
     fn each_policy_does_what_it_is_called_after() {
-        let policies = [
-            PrefetchPolicy::None,
-            PrefetchPolicy::Streams,
-            PrefetchPolicy::Leap,
-            PrefetchPolicy::Elastic,
-            PrefetchPolicy::Blocks32,
-        ];
+        let policies = [PrefetchPolicy::None, PrefetchPolicy::Streams, PrefetchPolicy::Leap, PrefetchPolicy::Elastic];
         let brought = policies.map(|policy| {
             let (mut prefetcher, mut candidates) = (policy.prefetcher(), Candidates::default());
             for page in [10, 11, 12] {
@@ -175,13 +160,8 @@ mod tests {
             }
             (policy.name(), prefetcher.name(), candidates.pages().len())
         });
-        let expected = [
-            ("none", "none", 0),
-            ("streams", "read-around", 8),
-            ("leap", "leap-mapped", 1),
-            ("elastic", "elastic", 1),
-            ("blocks-32", "blocks-32", 6),
-        ];
+        let expected =
+            [("none", "none", 0), ("streams", "read-around", 8), ("leap", "leap-mapped", 1), ("elastic", "elastic", 1)];
         assert_eq!(brought, expected);
     }
 

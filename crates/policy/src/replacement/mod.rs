@@ -5,8 +5,8 @@
 //! | [`sampled`] | the pager's: what streams have passed, then random victims that were not needed soon after they left |
 //! | [`clock`] | in order of arrival, once more round with evidence; a part of `sampled` |
 //!
-//! FIFO, SIEVE, S3-FIFO and the lists of DCM were compared with it (docs/decisions/replacement.md) and live with the
-//! tests.
+//! FIFO, SIEVE, S3-FIFO and the lists of DCM were compared with it (docs/decisions/replacement.md) and are in
+//! `crates/research`.
 //!
 //! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`]. How soon pages are needed again
 //! is in [`rates`].
@@ -20,7 +20,7 @@
 //! - when it is written for the first time since it arrived clean ([`Evidence::Written`]);
 //! - on kernels that tell ([`Evidence::Referenced`]): when a scan finds it referenced.
 //!
-//! Everything else, most of all a hit, is silent. The replayer in `bench` gives a policy these events and no others.
+//! Everything else, most of all a hit, is silent. A replay (`replay`) gives a policy these events and no others.
 //!
 //! The life of a page: *absent* -> `inserted` -> *listed* -> `victims` hands it out -> *absent* for the policy (the
 //! pager stages it, then writes it out) -> `inserted` again as [`Arrival::Staged`] or [`Arrival::Refault`].

@@ -5,7 +5,6 @@
 //! - [`policies`]: the policies of prefetching that are compared by name.
 //! - [`counts`]: what a replay found.
 //! - [`detection`]: which faults are sequential, strides or neither.
-//! - [`optimal`]: the fewest faults that any order of eviction allows (Belady 1966); it knows the future.
 //!
 //! # What a trace of faults can tell
 //! A trace of touches has all that a program did. A trace of faults has only what was not resident when it was
@@ -22,5 +21,4 @@ pub mod accesses;
 pub mod counts;
 pub mod detection;
 pub mod memory;
-pub mod optimal;
 pub mod policies;

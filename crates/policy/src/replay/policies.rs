@@ -29,13 +29,11 @@ pub enum ReplayPolicy {
     LinuxVma,
     /// Blocks that grow and shrink with use ([`crate::prefetch::elastic`]).
     Elastic,
-    /// Blocks of 32 pages ([`crate::prefetch::blocks`]).
-    Blocks32,
 }
 
 impl ReplayPolicy {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::None,
         Self::Streams,
         Self::ReadAhead,
@@ -44,7 +42,6 @@ impl ReplayPolicy {
         Self::LinuxCluster,
         Self::LinuxVma,
         Self::Elastic,
-        Self::Blocks32,
     ];
 
     /// Its name on command lines and in tables.
@@ -58,7 +55,6 @@ impl ReplayPolicy {
             Self::LinuxCluster => "linux-cluster",
             Self::LinuxVma => "linux-vma",
             Self::Elastic => "elastic",
-            Self::Blocks32 => "blocks-32",
         }
     }
 
@@ -73,7 +69,6 @@ impl ReplayPolicy {
             Self::LinuxCluster => replay(accesses, &settings.with(LinuxCluster::default())),
             Self::LinuxVma => replay(accesses, &settings.with(LinuxVma::default())),
             Self::Elastic => replay(accesses, &settings.with(PrefetchPolicy::Elastic.prefetcher())),
-            Self::Blocks32 => replay(accesses, &settings.with(PrefetchPolicy::Blocks32.prefetcher())),
         }
     }
 }

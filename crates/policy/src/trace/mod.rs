@@ -1,5 +1,5 @@
 //! Recorded page accesses: what the offline replayers of replacement and prefetching run on
-//! (`spillway trace replay`, `spillway-bench run --only replacement`).
+//! (`spillway trace replay`, `spillway-research replay`).
 //!
 //! - [`recorder`]: takes events in bounded memory; may be called by the fault thread.
 //! - [`fault_log`]: faults of programs as events: numbers for threads and address spaces, and times that never go back.

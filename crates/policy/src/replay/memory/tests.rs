@@ -9,7 +9,6 @@ use crate::prefetch::read_ahead::ReadAhead;
 use crate::prefetch::selection::{PrefetchPolicy, SelectedPrefetcher};
 use crate::replacement::clock::Clock;
 use crate::replay::accesses::tests::{accesses, accesses_of};
-use crate::replay::optimal::refaults_min;
 
 fn clock(pages: u32, capacity: u32) -> Box<dyn Replacement> {
     Box::new(Clock::new(pages, capacity))
@@ -90,19 +89,6 @@ fn refaults_are_told_in_their_order() {
 }
 
 #[test]
-fn streams_come_and_go_beside_what_stays() {
-    let rounds = 6;
-    let scans = reads((0..rounds).flat_map(|_| 0..4000));
-    let came = |policy: BuildReplacement| {
-        let counts = replay(&scans, &Settings { policy, ..settings(2000) }.with(ReadAhead::default()));
-        (counts.refaults + counts.prefetched) as f64 / refaults_min(&scans, 2000) as f64
-    };
-    // The share of the budget that is ahead of a stream and behind it is what the optimal order has more.
-    assert!(came(sampled) < 1.2, "{}", came(sampled));
-    assert!(came(clock) > 1.9, "each time all of it: {}", came(clock));
-}
-
-#[test]
 fn a_loop_that_fits_comes_to_stay_whatever_is_there() {
     // Its pages leave for others, neighbours or scattered, of which none is needed again. Then it goes on, over
     // half of the memory.
@@ -165,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn pages_are_never_lost_and_the_bound_holds(
+    fn pages_are_never_lost(
         steps in proptest::collection::vec((0_u64..100, any::<bool>()), 1..600), settings in any_settings(),
         kind in any_kind()
     ) {
@@ -182,6 +168,5 @@ proptest! {
         let counts = memory.counts;
         prop_assert!(counts.prefetch_used <= counts.prefetched && counts.prefetch_late <= counts.prefetch_used);
         prop_assert!(counts.write_requests <= counts.written && counts.written <= counts.evicted);
-        prop_assert!(counts.refaults + counts.prefetch_used >= refaults_min(&trace, settings.budget));
     }
 }
