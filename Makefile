@@ -7,7 +7,7 @@
 #   make vm-test TEST=NAME   one test in virtual machines (all of them without TEST)
 #   make vm-shell            a shell in a virtual machine (KERNEL=6.1 for another kernel)
 #   make package a Debian package and a tarball with the same files, into target/package
-#   make check   subjects of commits, formatting, lints, documentation, dependencies
+#   make check   subjects of commits, formatting, lints, documentation, unused items and dependencies
 
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -59,6 +59,7 @@ check:
 	rustfmt --check --edition 2024 crates/stub/src/preload/*.rs
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(CARGO) test $(PROFILE) --workspace --test layout --test tidy --test documents
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
 	else echo "cargo-deny is not installed: dependencies are not checked (cargo install cargo-deny)"; fi
 

@@ -40,9 +40,6 @@ pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 /// one that hangs must not cost the rest of the study.
 pub const PEER_DEADLINE: Duration = Duration::from_secs(120);
 
-/// One program may be recorded for so long: the slowest takes two minutes on a quiet machine.
-pub const RECORDING_DEADLINE: Duration = Duration::from_secs(1800);
-
 /// A load generator may take so long to be fetched and built: `go-tpc` takes a minute on the development machine.
 pub const BUILD_DEADLINE: Duration = Duration::from_secs(600);
 

@@ -79,10 +79,6 @@ pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower }
 /// Time beyond that of a run with all memory local, as a part of it.
 pub const SLOWER: Unit = Unit { sign: "% slower", better: Better::Lower };
 
-/// Control messages.
-pub const MESSAGES: Unit = Unit { sign: "messages", better: Better::Lower };
-/// Bytes in a second that something costs.
-pub const BYTES_PER_SECOND: Unit = Unit { sign: "B/s", better: Better::Lower };
 /// One amount as a multiple of another.
 pub const TIMES: Unit = Unit { sign: "x", better: Better::Lower };
 

@@ -11,7 +11,7 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 21] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -26,7 +26,6 @@ const PACKAGES: [(&str, &str); 21] = [
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
     ("taskset", "util-linux"),
-    ("valgrind", "valgrind"),
     ("java", "default-jdk-headless"),
     ("javac", "default-jdk-headless"),
     ("mariadbd", "mariadb-server-core"),

@@ -216,6 +216,106 @@ fn circles_are_found_and_what_is_none_is_left() {
     );
 }
 
+/// What tests and examples take besides, and nothing else.
+const FOR_TESTS: [&str; 9] = [
+    "forbid_allocation",
+    "full_name",
+    "groups_open",
+    "in_force_us",
+    "set_share_patience",
+    "set_spin_rounds",
+    "stand_in",
+    "wait_for_evictor",
+    "with_sole_copies",
+];
+
+/// Names of what `code` declares for other modules, but for what is compiled for tests only.
+fn public_names(code: &str) -> Vec<&str> {
+    let kinds = ["fn", "struct", "enum", "trait", "type", "const", "static", "union"];
+    let mut names = Vec::new();
+    let (mut is_test, mut lines) = (false, code.lines());
+    while let Some(line) = lines.next().map(str::trim) {
+        if line.starts_with("#[") || line.is_empty() {
+            is_test |= line == "#[cfg(test)]";
+            continue;
+        }
+        let mut words =
+            line.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty());
+        let is_public = words.next() == Some("pub") && !std::mem::take(&mut is_test);
+        is_test = false;
+        let mut kind = words.find(|word| kinds.contains(word) || word.starts_with(char::is_uppercase));
+        // `const fn`
+        let name = words.next();
+        if kind == Some("const") && name == Some("fn") {
+            kind = words.next();
+        } else if kind.is_some_and(|kind| kinds.contains(&kind)) {
+            kind = name;
+        } else {
+            kind = None;
+        }
+        names.extend(kind.filter(|_| is_public));
+    }
+    names
+}
+
+/// How often each word is in `code`.
+fn count_words<'code>(code: &'code str, counts: &mut BTreeMap<&'code str, usize>) {
+    for word in code.split(|letter: char| !letter.is_alphanumeric() && letter != '_') {
+        *counts.entry(word).or_default() += 1;
+    }
+}
+
+#[test]
+fn every_public_item_has_a_caller_outside_tests() {
+    let mut shipped = BTreeMap::new();
+    for folder in ORDER.map(|name| crates().join(name).join("src")).into_iter().chain([root().join("bench/src")]) {
+        for (module, path) in modules(&folder).into_iter().filter(|(module, _)| !is_test(module)) {
+            if module.split("::").next() != Some("test_support") {
+                shipped.insert(path.clone(), shipped_code(&fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    let mut words = BTreeMap::new();
+    shipped.values().for_each(|code| count_words(code, &mut words));
+    let is_shipped = |path: &Path| !NEVER_SHIPPED.iter().any(|name| path.starts_with(crates().join(name)));
+    let (mut declared, mut places) = (BTreeMap::new(), BTreeMap::new());
+    for (path, code) in shipped.iter().filter(|(path, _)| is_shipped(path)) {
+        for name in public_names(code) {
+            *declared.entry(name).or_insert(0) += 1;
+            places.insert(name, path);
+        }
+    }
+    assert!(declared.len() > 2000, "only {} names were found: the test looks in the wrong place", declared.len());
+    let is_unused = |name: &&str| words[*name] <= declared[*name] && !FOR_TESTS.contains(name);
+    let unused: Vec<_> = declared.keys().copied().filter(is_unused).map(|name| (name, places[name])).collect();
+    assert!(unused.is_empty(), "nothing but tests uses these: {unused:#?}");
+}
+
+#[test]
+fn public_names_are_found_and_those_of_tests_left() {
+    let code = "pub const fn one() {}\n    pub(crate) fn two(&self) {}\nfn private() {}\npub struct Three(pub u32);\n\
+                #[cfg(test)]\npub fn four() {}\npub const FIVE: u8 = 5;\npub use six::Six;\npub seven: Seven,\n";
+    assert_eq!(public_names(code), ["one", "two", "Three", "FIVE"]);
+}
+
+#[test]
+fn every_dependency_is_used() {
+    let folders = ORDER.map(|name| crates().join(name)).into_iter().chain([root().join("bench")]);
+    for folder in folders {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let sources: Vec<String> = files(&folder, ".rs").iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let lines = manifest.split(&format!("\n[{section}]\n")).nth(1).and_then(|rest| rest.split("\n[").next());
+            let names = lines.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+            for name in names.filter(|name| !name.is_empty() && !name.starts_with('#')) {
+                let module = name.replace('-', "_");
+                let is_used = sources.iter().any(|source| source.contains(&module));
+                assert!(is_used, "{} does not use {name}, one of its {section}", folder.display());
+            }
+        }
+    }
+}
+
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
 const DECISIONS: [&str; 88] = [
     "crates/cli/src/device/restarts.rs",

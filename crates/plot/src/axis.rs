@@ -52,11 +52,6 @@ impl Axis {
         let step = round_step(self.high);
         (0..=(self.high / step).round() as u32).map(|index| f64::from(index) * step).collect()
     }
-
-    /// Whether it is logarithmic.
-    pub fn is_logarithmic(&self) -> bool {
-        self.logarithmic
-    }
 }
 
 /// 1, 2 or 5 times a power of ten, so that about [`TICKS`] steps make up `span`.
@@ -79,7 +74,7 @@ mod tests {
     #[test]
     fn small_spans_start_at_zero() {
         let axis = Axis::over([3.0, 9.4].into_iter());
-        assert!(!axis.is_logarithmic());
+        assert!(!axis.logarithmic);
         assert_eq!(axis.ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!((axis.place(0.0), axis.place(5.0), axis.place(10.0)), (0.0, 0.5, 1.0));
     }
@@ -87,7 +82,7 @@ mod tests {
     #[test]
     fn large_spans_are_logarithmic() {
         let axis = Axis::over([2.0, 500.0].into_iter());
-        assert!(axis.is_logarithmic());
+        assert!(axis.logarithmic);
         assert_eq!(axis.ticks(), [1.0, 10.0, 100.0, 1000.0]);
         assert!((axis.place(10.0) - 1.0 / 3.0).abs() < 1e-9);
         assert_eq!(axis.place(0.0), 0.0);

@@ -18,8 +18,6 @@ use crate::lease::open_unless_leased;
 pub struct Categories(pub u64);
 
 impl Categories {
-    /// Of a mapping whose writes a userfaultfd can watch.
-    pub const WATCHABLE: Self = Self(1);
     /// Written since it was write-protected by a userfaultfd, or never protected.
     pub const WRITTEN: Self = Self(1 << 1);
     /// Of a file or shared memory.

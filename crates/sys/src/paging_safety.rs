@@ -10,6 +10,7 @@ use std::io;
 
 /// `linux/prctl.h`.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
+#[cfg(test)]
 const PR_GET_IO_FLUSHER: libc::c_int = 58;
 
 /// The score of a process that the kernel never kills for memory (`linux/oom.h`).
@@ -120,7 +121,8 @@ pub fn give_up_input_output_flusher() -> io::Result<()> {
 }
 
 /// Whether this thread is marked by [`set_input_output_flusher`].
-pub fn is_input_output_flusher() -> bool {
+#[cfg(test)]
+fn is_input_output_flusher() -> bool {
     // SAFETY: PR_GET_IO_FLUSHER takes four zeroes and returns the flag.
     unsafe { libc::prctl(PR_GET_IO_FLUSHER, 0_u64, 0_u64, 0_u64, 0_u64) == 1 }
 }

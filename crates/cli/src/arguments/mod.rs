@@ -421,6 +421,26 @@ mod tests {
     }
 
     #[test]
+    fn a_document_tells_of_every_option() {
+        let documents = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let folders = [documents.join("decisions"), documents].map(|folder| std::fs::read_dir(folder).unwrap());
+        let files = folders.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+        let text: String = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
+        let (mut commands, mut count) = (vec![Arguments::command()], 0);
+        while let Some(command) = commands.pop() {
+            let options = command.get_arguments().filter(|option| !option.is_hide_set());
+            for name in options.filter_map(|option| option.get_long()) {
+                let ends = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '-');
+                let is_told = text.split(&format!("--{name}")).skip(1).any(ends);
+                assert!(is_told, "no document tells of --{name} of {}", command.get_name());
+                count += 1;
+            }
+            commands.extend(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
+        }
+        assert!(count > 100, "only {count} options were found");
+    }
+
+    #[test]
     fn run_takes_the_options_of_the_manual() {
         let line = "spillway run --local 25% --via swap --donor a:1 --donor unix:/x --redundancy replicas=2 \
                     --stats s.json --lend 1G -- prog --local 3";

@@ -64,11 +64,6 @@ impl Counts {
     pub fn pollution(&self, without: &Self) -> f64 {
         part((self.prefetch_used + self.refaults).saturating_sub(without.refaults), without.refaults)
     }
-
-    /// Pages of a write request.
-    pub fn pages_per_write(&self) -> f64 {
-        part(self.written, self.write_requests)
-    }
 }
 
 /// `one` of `all`; 0 when there is nothing.
@@ -93,7 +88,7 @@ mod tests {
     #[test]
     fn nothing_is_no_part_of_nothing() {
         let none = Counts::default();
-        assert_eq!([none.accuracy(), none.coverage(), none.timeliness(), none.pages_per_write()], [0.0; 4]);
+        assert_eq!([none.accuracy(), none.coverage(), none.timeliness()], [0.0; 3]);
         assert_eq!(none.pollution(&none), 0.0);
     }
 }

@@ -110,9 +110,6 @@ pub const BATCH_ENTRIES_MAX: usize = 512;
 /// Batches of a seat: one with the evictor, one with the engine.
 pub const BATCHES: usize = 2;
 
-/// Bytes of a slot of the write-back pool: 32 neighbouring pages.
-pub const POOL_SLOT_BYTES: usize = 128 << 10;
-
 /// Bytes of the evictor's stack, in the stub's library; the evictor calls few functions, and has no large variables.
 pub const EVICTOR_STACK_BYTES: usize = 32 << 10;
 

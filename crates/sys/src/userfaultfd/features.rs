@@ -20,12 +20,6 @@ impl Features {
     pub const UNMAP: Self = Self(1 << 6);
     /// Faults say which thread waits.
     pub const THREAD: Self = Self(1 << 8);
-    /// Faults say the exact address.
-    pub const EXACT_ADDRESS: Self = Self(1 << 11);
-    /// Write protection also holds for pages that are not there yet.
-    pub const WRITE_PROTECT_UNPOPULATED: Self = Self(1 << 13);
-    /// Writes to protected pages are let through and only recorded (PAGEMAP_SCAN shows them).
-    pub const WRITE_PROTECT_ASYNCHRONOUS: Self = Self(1 << 15);
     /// Pages can be moved (Linux 6.8).
     pub const MOVE: Self = Self(1 << 16);
 

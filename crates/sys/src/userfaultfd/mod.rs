@@ -245,6 +245,7 @@ impl Userfaultfd {
     }
 
     /// Gives the descriptor away, to be sent.
+    #[cfg(test)]
     pub fn into_descriptor(self) -> OwnedFd {
         self.descriptor
     }
