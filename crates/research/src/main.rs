@@ -9,11 +9,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::runner::{self, RunSettings};
-use spillway_bench::size::Size;
+use spillway_bench::size::{GIB, MIB, Size};
 use spillway_bench::table;
+use spillway_research::cluster::slab_sizes::{self, Layout};
+use spillway_research::cluster::{balance, eviction};
 use spillway_research::replay::{self, Comparison};
 use spillway_research::studies;
 use spillway_research::studies::prefetching_live::paged::{self, Fabric, PagedRun, Policies};
+use spillway_volume::limits::PLACEMENT_CHOICES;
 
 /// Policies, papers and pagers to compare Spillway with.
 #[derive(Debug, Parser)]
@@ -29,6 +32,8 @@ enum Command {
     Run(RunSettings),
     /// Replays patterns, or traces that `spillway trace record` wrote, against every policy, and prints tables.
     Replay(ReplayArguments),
+    /// Simulates an experiment with the memory of a whole cluster.
+    Cluster(ClusterArguments),
     /// One program under a pager of this process; part of the study `prefetching-live`
     #[command(name = paged::COMMAND, hide = true)]
     Paged(PagedArguments),
@@ -47,6 +52,38 @@ struct ReplayArguments {
     size: Size,
     /// The traces [default: patterns by rule].
     files: Vec<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ClusterArguments {
+    /// Which one.
+    #[arg(value_enum)]
+    experiment: Experiment,
+    /// Decides everything.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Of `balance`: machines.
+    #[arg(long, default_value_t = 32)]
+    machines: u32,
+    /// Of `balance`: donors that are asked for each slab.
+    #[arg(long, default_value_t = PLACEMENT_CHOICES)]
+    choices: usize,
+    /// Of `slab-size`: bytes of a slab.
+    #[arg(long, default_value = "32M")]
+    slab_size: Size,
+    /// Of `eviction`: how many other slabs are asked about.
+    #[arg(long, default_value_t = eviction::WANTED)]
+    more: usize,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Experiment {
+    /// Containers on many machines, and how evenly memory is used
+    Balance,
+    /// Containers on 16 machines, by the size of a slab
+    SlabSize,
+    /// Evictions of 10 slabs while a fifth is busy
+    Eviction,
 }
 
 #[derive(Debug, clap::Args)]
@@ -89,6 +126,23 @@ fn replay(arguments: &ReplayArguments) -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
+fn simulate(arguments: &ClusterArguments) {
+    let ClusterArguments { experiment, seed, machines, choices, slab_size, more } = *arguments;
+    match experiment {
+        Experiment::Balance => println!("{:#?}", balance::run(machines, choices.max(1), seed)),
+        Experiment::SlabSize => {
+            let bytes = slab_size.0.next_power_of_two().clamp(MIB, GIB);
+            for layout in [Layout::Apart, Layout::Mixed] {
+                println!("{layout:?}: {:#?}", slab_sizes::run(bytes, layout, seed));
+            }
+        }
+        Experiment::Eviction => {
+            println!("formula: {:.3}", eviction::formula(eviction::WANTED, more, 0.8));
+            println!("{:#?}", eviction::run(more, 20, 10_000, seed));
+        }
+    }
+}
+
 fn paged_run(arguments: PagedArguments) -> Result<(), Box<dyn std::error::Error>> {
     let PagedArguments { fabric, policies, donor, key, local, lend, stats, program } = arguments;
     let fabric = Fabric::named(&fabric).ok_or_else(|| format!("there is no fabric '{fabric}'"))?;
@@ -103,6 +157,10 @@ fn main() -> ExitCode {
             Interrupt::on_signals().and_then(|it| runner::run(&studies::ALL, &settings, &it)).map_err(Into::into)
         }
         Command::Replay(arguments) => replay(&arguments),
+        Command::Cluster(arguments) => {
+            simulate(&arguments);
+            Ok(())
+        }
         Command::Paged(arguments) => paged_run(arguments),
     };
     runner::status("spillway-research", result)

@@ -10,8 +10,6 @@
 //!   came to.
 //! - `community`: the membership of every machine, by which borrowers find donors. - [`membership`]: the same alone, on
 //!   clusters of thousands of machines.
-//! - [`experiment`]: memory of containers on many machines, as Infiniswap measured it. - [`slab_sizes`]: the same by
-//!   the size of a slab. - [`eviction`]: how often busy slabs are spared.
 //! - In `cluster`: `sessions`: how they begin and end, and what the network holds back; `members`: how machines find
 //!   each other; `program`: what borrowers' programs do; `copies`: what their threads do; `changes`: other donors;
 //!   `faults`: what goes wrong; `recalls`: what bounds a recall; `shortages`: how long a slab lacks copies; `calm`:
@@ -32,13 +30,10 @@ mod borrower;
 pub mod cluster;
 mod community;
 mod events;
-pub mod eviction;
-pub mod experiment;
 mod links;
 mod machine;
 pub mod membership;
 mod recall_watch;
 pub mod report;
 pub mod settings;
-pub mod slab_sizes;
 mod volume;

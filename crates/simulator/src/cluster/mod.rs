@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use spillway_donor::lender::leases::SessionId;
-use spillway_donor::lender::{Input as LenderInput, Output as LenderOutput};
+use spillway_donor::lender::{Input as LenderInput, Lender, Output as LenderOutput};
 use spillway_donor::limits::SAMPLE_INTERVAL;
 use spillway_fabric::control::message::Message;
 use spillway_volume::manager::decisions::{MoveJob, PlaceJob};
@@ -37,11 +37,11 @@ use crate::settings::{CALM, DELAY_MAX, LOOK_INTERVAL, PLACE_TIME, REST, Settings
 
 /// What a machine has to do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
+pub struct Load {
     /// Memory of its own programs.
-    pub(crate) local_bytes: u64,
+    pub local_bytes: u64,
     /// What they have elsewhere.
-    pub(crate) volume_slabs: u32,
+    pub volume_slabs: u32,
 }
 
 /// See the module text.
@@ -51,7 +51,7 @@ pub struct Cluster {
     pub(crate) random: XorShift,
     start: Instant,
     /// Since the start.
-    pub(crate) time: Duration,
+    pub time: Duration,
     pub(crate) events: Events,
     pub(crate) machines: Vec<Machine>,
     pub(crate) borrowers: Vec<Borrower>,
@@ -64,19 +64,20 @@ pub struct Cluster {
     pub(crate) recalls: RecallWatch,
     /// All is well for so long that every machine knows every other one.
     is_together: bool,
-    pub(crate) report: Report,
+    /// What happened so far.
+    pub report: Report,
     /// Programs write each slab once, and nothing else.
-    pub(crate) is_filled_only: bool,
+    pub is_filled_only: bool,
     /// Programs do nothing any more.
-    pub(crate) is_idle: bool,
+    pub is_idle: bool,
     /// How long programs waited for each slab that was mapped.
-    pub(crate) mapping_times: Vec<Duration>,
+    pub mapping_times: Vec<Duration>,
     /// How long each recall took that ended.
-    pub(crate) recall_times: Vec<Duration>,
+    pub recall_times: Vec<Duration>,
     /// Real time that Lenders and Stewards took.
-    pub(crate) decided_in: Duration,
+    pub decided_in: Duration,
     /// How often they decided.
-    pub(crate) decisions: u64,
+    pub decisions: u64,
 }
 
 impl Cluster {
@@ -90,7 +91,7 @@ impl Cluster {
     }
 
     /// Nothing goes wrong, and each machine has a load of its own.
-    pub(crate) fn with_loads(settings: Settings, loads: &[Load], start: Instant) -> Self {
+    pub fn with_loads(settings: Settings, loads: &[Load], start: Instant) -> Self {
         let mut cluster = Self {
             settings,
             random: XorShift::new(settings.seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
@@ -136,7 +137,8 @@ impl Cluster {
         self.report.clone()
     }
 
-    pub(crate) fn run_until(&mut self, until: Duration) {
+    /// Lets all happen that is to come until then.
+    pub fn run_until(&mut self, until: Duration) {
         while let Some((at, event)) = self.events.next(until) {
             self.time = at;
             self.report.events += 1;
@@ -207,13 +209,33 @@ impl Cluster {
         }
     }
 
+    /// How many machines there are.
+    pub fn machine_count(&self) -> usize {
+        self.machines.len()
+    }
+
+    /// The donor's decisions on `machine`, unless it is switched off.
+    pub fn lender(&self, machine: usize) -> Option<&Lender> {
+        self.machines[machine].lender.as_ref()
+    }
+
+    /// Memory that the programs of `machine` use there.
+    pub fn local_bytes(&self, machine: usize) -> u64 {
+        self.machines[machine].local_bytes
+    }
+
+    /// Slabs of others on `machine`.
+    pub fn slabs_on(&self, machine: usize) -> u64 {
+        self.machines[machine].handles.len() as u64
+    }
+
     /// Slabs that all donors lend.
-    pub(crate) fn slabs_lent(&self) -> u64 {
+    pub fn slabs_lent(&self) -> u64 {
         self.machines.iter().map(|machine| machine.handles.len() as u64).sum()
     }
 
     /// Whether programs have written every slab of every volume.
-    pub(crate) fn is_filled(&self) -> bool {
+    pub fn is_filled(&self) -> bool {
         self.borrowers.iter().all(|borrower| borrower.volume.slabs.borrow().iter().all(|slab| slab.is_stored))
     }
 
@@ -267,7 +289,8 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn feed_lender(&mut self, machine: usize, input: LenderInput) {
+    /// The donor's decisions on `machine` hear of something.
+    pub fn feed_lender(&mut self, machine: usize, input: LenderInput) {
         let before = self.machines[machine].wake_at;
         let now = self.now();
         let began = Instant::now();

@@ -69,7 +69,8 @@ impl Cluster {
         change(&mut self.borrowers[borrower].volume.slabs.borrow_mut()[slab]);
     }
 
-    pub(crate) fn discard(&mut self, borrower: usize, slab: usize) {
+    /// The program of `borrower` gives up all that it has in `slab`.
+    pub fn discard(&mut self, borrower: usize, slab: usize) {
         self.edit(borrower, slab, |slab| {
             slab.is_stored = false;
             slab.is_on_disk = false;

@@ -1,6 +1,6 @@
 //! What the size of a slab costs and brings, from 1 MiB to 1 GiB. Infiniswap left this study to future work.
 //!
-//! The containers of [`experiment`](crate::experiment) run on 16 machines. Their remote memory is written at 1.6 GiB a
+//! The containers of [`balance`](super::balance) run on 16 machines. Their remote memory is written at 1.6 GiB a
 //! second, whatever the size of a slab. Then the donor that lends most takes back 4 GiB. At last every other container
 //! ends, and what it had is discarded.
 //!
@@ -14,11 +14,11 @@ use spillway_donor::lender::Input;
 use spillway_volume::slab_map::slab_entry::SlabEntry;
 use spillway_volume::steward::placement::{Random, XorShift};
 
-use crate::cluster::{Cluster, Load};
-use crate::experiment::{
+use super::balance::{
     ACTIVE_DONORS, Balance, CONTAINERS_PER_32_MACHINES, Container, HEADROOM_SLABS, MEMORY_SLABS, draw_container,
 };
-use crate::settings::{SLAB_SIZE_BYTES, Settings, WORK_INTERVAL};
+use spillway_simulator::cluster::{Cluster, Load};
+use spillway_simulator::settings::{SLAB_SIZE_BYTES, Settings, WORK_INTERVAL};
 
 /// Machines of a run.
 const MACHINES: u32 = 16;
@@ -202,11 +202,11 @@ pub fn run(slab_size_bytes: u64, layout: Layout, seed: u64) -> Findings {
     let fill = pass_until(&mut cluster, FILL_TIME_MAX, "all is placed", is_placed);
     cluster.is_idle = true;
     let messages = cluster.report.messages;
-    let used = |(machine, local): (&crate::machine::Machine, &u64)| {
-        (*local + machine.handles.len() as u64 * slab_size_bytes) as f64 / MEMORY_BYTES as f64
+    let used = |(machine, local): (usize, &u64)| {
+        (*local + cluster.slabs_on(machine) * slab_size_bytes) as f64 / MEMORY_BYTES as f64
     };
-    let balance = Balance::of(cluster.machines.iter().zip(&local_bytes).map(used).collect());
-    let prepared = cluster.machines.iter().filter_map(|machine| machine.lender.as_ref());
+    let balance = Balance::of(local_bytes.iter().enumerate().map(used).collect());
+    let prepared = (0..cluster.machine_count()).filter_map(|machine| cluster.lender(machine));
     let prepared_bytes = prepared.map(|lender| lender.holdings().prepared_bytes).max().unwrap_or_default();
     let needed: u64 = swaps.iter().map(Swap::bytes).sum();
     let beyond = |lent: u64, needed: u64| (lent * slab_size_bytes) as f64 / needed as f64 - 1.0;
@@ -236,10 +236,9 @@ pub fn run(slab_size_bytes: u64, layout: Layout, seed: u64) -> Findings {
 
 /// The donor that lends most lends less from now on. How long that takes, and what comes back beyond it.
 fn take_back(cluster: &mut Cluster) -> (Duration, u64) {
-    let lent = |cluster: &Cluster, machine: usize| {
-        cluster.machines[machine].lender.as_ref().map_or(0, |lender| lender.holdings().lent_bytes)
-    };
-    let machine = (0..cluster.machines.len()).max_by_key(|machine| lent(cluster, *machine)).unwrap_or_default();
+    let lent =
+        |cluster: &Cluster, machine: usize| cluster.lender(machine).map_or(0, |lender| lender.holdings().lent_bytes);
+    let machine = (0..cluster.machine_count()).max_by_key(|machine| lent(cluster, *machine)).unwrap_or_default();
     let kept = lent(cluster, machine).saturating_sub(TAKEN_BYTES);
     cluster.feed_lender(machine, Input::Quota { bytes: kept });
     let taken =

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use spillway_volume::steward::placement::{Random, XorShift};
 
-use crate::cluster::{Cluster, Load};
-use crate::settings::{SLAB_SIZE_BYTES, Settings, WORK_INTERVAL};
+use spillway_simulator::cluster::{Cluster, Load};
+use spillway_simulator::settings::{SLAB_SIZE_BYTES, Settings, WORK_INTERVAL};
 
 /// Memory of the four types, in slabs: 5, 8, 12 and 20 GiB. With these the machines' memory is used to 41 %, as in the
 /// paper, which gives no sizes.
@@ -165,12 +165,10 @@ pub fn run(machines: u32, choices: usize, seed: u64) -> Findings {
     cluster.run_until(FILL_TIME + STEADY_TIME);
     let steady = cluster.report.messages - filled.messages;
     let bytes = |slabs: u64| slabs as f64 / MEMORY_SLABS as f64;
-    let used = cluster
-        .machines
-        .iter()
-        .map(|machine| bytes(machine.local_bytes / SLAB_SIZE_BYTES + machine.handles.len() as u64));
+    let used = (0..cluster.machine_count())
+        .map(|machine| bytes(cluster.local_bytes(machine) / SLAB_SIZE_BYTES + cluster.slabs_on(machine)));
     let wanted: u64 = loads.iter().map(|load| u64::from(load.volume_slabs)).sum();
-    let placed: u64 = cluster.machines.iter().map(|machine| machine.handles.len() as u64).sum();
+    let placed: u64 = (0..cluster.machine_count()).map(|machine| cluster.slabs_on(machine)).sum();
     Findings {
         machines,
         without: Balance::of(loads.iter().map(|load| bytes(load.local_bytes / SLAB_SIZE_BYTES)).collect()),

@@ -17,7 +17,7 @@ use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_volume::steward::placement::{Random, XorShift};
 
-use crate::settings::SLAB_SIZE_BYTES;
+use spillway_simulator::settings::SLAB_SIZE_BYTES;
 
 /// Slabs that have to leave: E of the paper's figure.
 pub const WANTED: usize = 10;

@@ -1,6 +1,6 @@
 //! Containers on 32 machines: what is not local finds room elsewhere, about as evenly as a planner could place it.
 
-use spillway_simulator::experiment::run;
+use spillway_research::cluster::balance::run;
 use spillway_volume::limits::PLACEMENT_CHOICES;
 
 #[test]
