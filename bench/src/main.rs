@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use spillway_bench::demo::{self, DemoSettings, Scale, redis_job};
 use spillway_bench::harness::interrupt::Interrupt;
-use spillway_bench::harness::stock_subject::StockSubject;
+use spillway_bench::harness::subject::Subject;
 use spillway_bench::harness::subject::Workshop;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
@@ -181,7 +181,7 @@ fn exchange_server(arguments: &ExchangeServerArguments) -> Result<(), Box<dyn st
 
 fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
     let unknown = || format!("there is no subject '{}'", arguments.subject);
-    let subject = StockSubject::named(&arguments.subject).ok_or_else(unknown)?;
+    let subject = Subject::named(&arguments.subject).ok_or_else(unknown)?;
     let shop = Workshop::open(arguments.spillway.as_deref(), Some(&arguments.directory), &Interrupt::on_signals()?)?;
     let trial = Trial { subject, size: arguments.size, time: Duration::from_millis(arguments.milliseconds) };
     let result = if arguments.page_in { page_in::run(&trial, &shop) } else { trial.run(&shop) };

@@ -14,7 +14,7 @@
 //!   by one.
 //! - [`trace`]: the kernel's record of events; [`fault_floor`], [`eviction_floor`]: what a fault handled in user
 //!   space costs at least, and a page that leaves; [`binding`]: their threads on one CPU.
-//! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
+//! - [`guest`]: a virtual machine with a stock kernel.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
@@ -34,7 +34,6 @@ pub mod process;
 pub mod read_requests;
 pub mod reclaim_guard;
 pub mod spillway;
-pub mod stock_subject;
 pub mod storage;
 pub mod subject;
 pub mod swap_area;

@@ -14,7 +14,7 @@ use super::program_run::own_program;
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::guest::{DIRECTORY, Guest};
-use crate::harness::stock_subject::{RAMDISK_VARIABLE, StockSubject};
+use crate::harness::subject::{RAMDISK_VARIABLE, Subject};
 use crate::limits::{GUEST_STUDY_DEADLINE, GUEST_TRIAL_DEADLINE};
 use crate::result::{Better, StudyResult, unit_of};
 
@@ -81,7 +81,7 @@ impl Study for GuestStudy {
         let mut guest = Guest::new(own_program()?, Instant::now() + GUEST_STUDY_DEADLINE);
         let outcome = context.interleave(
             result,
-            &StockSubject::ALL,
+            &Subject::STOCK,
             |subject| subject.name().to_owned(),
             |round, subject, result| {
                 subject.check()?;
@@ -132,7 +132,7 @@ pub(super) fn merge(result: &mut StudyResult, round: usize, trial: StudyResult) 
 /// host takes an emulated processor away for longer than a page takes, and that moves a phase's mean but not the
 /// median.
 fn judge(result: &mut StudyResult) {
-    use StockSubject::{LibublkRamdisk, LoopFuse, Nbd, NbdkitTcp, NbdkitUnix, Ublk};
+    use Subject::{LibublkRamdisk, LoopFuse, Nbd, NbdkitTcp, NbdkitUnix, Ublk};
     let page_ins = PAGE_CLUSTERS.map(|cluster| page_in_case(cluster, "p50"));
     let requests = DEPTHS.map(|depth| request_case(depth, "p50"));
     let (ublk, nbd) = (Ublk.name(), Nbd.name());
@@ -147,7 +147,7 @@ fn judge(result: &mut StudyResult) {
     for case in page_ins.iter().chain(&requests) {
         let goal = "ublk within 1.3x of libublk's ramdisk";
         result.goal(goal, case, ublk, LibublkRamdisk.name(), 1.3, Better::Lower);
-        for subject in [Nbd, LoopFuse, NbdkitUnix, NbdkitTcp, StockSubject::Brd, StockSubject::VirtioDisk] {
+        for subject in [Nbd, LoopFuse, NbdkitUnix, NbdkitTcp, Subject::Brd, Subject::VirtioDisk] {
             result.compare(case, subject.name(), ublk);
         }
         for subject in [NbdkitUnix, NbdkitTcp] {
@@ -202,7 +202,7 @@ mod tests {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
         let mut guest = Guest::new("/nonexistent".into(), Instant::now());
-        let trial = Trial::of(&context, StockSubject::Ublk);
+        let trial = Trial::of(&context, Subject::Ublk);
         let error = run_trial(&context, &mut guest, &trial, None).unwrap_err();
         assert!(error.to_string().contains("not built"), "{error}");
     }

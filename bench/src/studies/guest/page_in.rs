@@ -8,7 +8,7 @@ use super::{merge, run_trial};
 use crate::harness::HarnessError;
 use crate::harness::guest::{Guest, PROCESSORS};
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::stock_subject::StockSubject;
+use crate::harness::subject::Subject;
 use crate::harness::subject::Workshop;
 use crate::limits::GUEST_STUDY_DEADLINE;
 use crate::result::StudyResult;
@@ -17,7 +17,7 @@ use crate::studies::pinning::{Pinning, SERVER_CPU};
 use crate::studies::program_run::own_program;
 use crate::studies::{Context, Study};
 
-const SUBJECTS: [StockSubject; 3] = [StockSubject::Ublk, StockSubject::Nbd, StockSubject::LoopFuse];
+const SUBJECTS: [Subject; 3] = [Subject::Ublk, Subject::Nbd, Subject::LoopFuse];
 
 /// The study of one page-in in a guest.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl Study for GuestPageInStudy {
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let mut guest = Guest::new(own_program()?, Instant::now() + GUEST_STUDY_DEADLINE);
-        let name = |subject: StockSubject| subject.name().to_owned();
+        let name = |subject: Subject| subject.name().to_owned();
         context.interleave(result, &SUBJECTS, name, |round, subject, result| {
             let trial = Trial::of(context, subject);
             merge(result, round, run_trial(context, &mut guest, &trial, Some("--page-in"))?);
@@ -67,8 +67,8 @@ pub fn run(trial: &Trial, shop: &Workshop) -> StudyResult {
 fn measure(trial: &Trial, shop: &Workshop, result: &mut StudyResult) -> Result<(), HarnessError> {
     let device = trial.subject.attach(shop, trial.device_size(), Some(SERVER_CPU))?;
     trial.set_page_cluster(0)?;
-    let threads = io_threads(shop, device.name.as_deref().unwrap_or_default())?;
-    let servers = Servers { threads, by_ring: trial.subject == StockSubject::Ublk };
+    let threads = io_threads(shop, device.device.as_deref().unwrap_or_default())?;
+    let servers = Servers { threads, by_ring: trial.subject == Subject::Ublk };
     let measured = Pinning::possible(PROCESSORS as usize).iter().try_for_each(|pinning| {
         let group = MemoryGroup::strict(trial.limit_bytes())?;
         let lives = trace_touch(&device.path, &servers, trial.size, &group, *pinning, &shop.interrupt)?;

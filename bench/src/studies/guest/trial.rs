@@ -9,8 +9,8 @@ use super::{DEPTHS, PAGE_CLUSTERS, PHASES, RANDOM, SIDES, cost_case, page_in_cas
 use crate::harness::HarnessError;
 use crate::harness::fio::{self, Job, Length};
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::stock_subject::{StockDevice, StockSubject};
 use crate::harness::subject::Workshop;
+use crate::harness::subject::{Attached, Subject};
 use crate::harness::swap_area::SwapArea;
 use crate::machine::Machine;
 use crate::result::{CPU_SECONDS_PER_GIB, MICROSECONDS, StudyResult};
@@ -32,7 +32,7 @@ const PROGRAM_BYTES: u64 = 4 * MIB;
 #[derive(Clone, Copy, Debug)]
 pub struct Trial {
     /// With which device.
-    pub subject: StockSubject,
+    pub subject: Subject,
     /// The program's working set.
     pub size: Size,
     /// How long requests are made to the device at each depth.
@@ -41,7 +41,7 @@ pub struct Trial {
 
 impl Trial {
     /// A full or quick one.
-    pub fn of(context: &Context, subject: StockSubject) -> Self {
+    pub fn of(context: &Context, subject: Subject) -> Self {
         let (size, milliseconds) = context.choose((16, 1500), (8, 500));
         Self { subject, size: Size(size * MIB), time: Duration::from_millis(milliseconds) }
     }
@@ -84,7 +84,7 @@ impl Trial {
         measured.and(device.detach())
     }
 
-    fn requests(&self, shop: &Workshop, device: &StockDevice, result: &mut StudyResult) -> Result<(), HarnessError> {
+    fn requests(&self, shop: &Workshop, device: &Attached, result: &mut StudyResult) -> Result<(), HarnessError> {
         fio::fill(&device.path, self.size, &shop.interrupt)?;
         for depth in DEPTHS {
             let job = Job { pattern: "randread", block_bytes: 4096, depth };
@@ -109,7 +109,7 @@ impl Trial {
     fn swap(
         &self,
         shop: &Workshop,
-        device: &StockDevice,
+        device: &Attached,
         page_cluster: u32,
         result: &mut StudyResult,
     ) -> Result<(), HarnessError> {
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn half_of_the_working_set_does_not_fit_and_a_quarter_of_the_device_holds_it() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        for subject in StockSubject::ALL {
+        for subject in Subject::STOCK {
             let trial = Trial::of(&context(directory.path(), 1), subject);
             assert_eq!(trial.limit_bytes() - PROGRAM_BYTES, trial.size.0 / 2);
             assert!(trial.limit_bytes() <= trial.size.0, "{trial:?}");
@@ -155,7 +155,7 @@ mod tests {
     fn a_device_that_cannot_be_had_is_left_out_with_its_reason() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
-        let trial = Trial::of(&context, StockSubject::Ublk);
+        let trial = Trial::of(&context, Subject::Ublk);
         for result in [trial.run(&context.shop), page_in::run(&trial, &context.shop)] {
             assert!(result.measures.is_empty());
             assert_eq!(result.skipped.len(), 1, "{:?}", result.skipped);

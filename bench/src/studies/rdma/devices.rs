@@ -10,7 +10,7 @@ use crate::harness::cleanup::Cleanup;
 use crate::harness::fio::{self, Job, Length};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::spillway::Storage;
-use crate::harness::stock_subject::StockSubject;
+use crate::harness::subject::Subject;
 use crate::harness::subject::Workshop;
 use crate::harness::swap_area::SwapArea;
 use crate::result::{MICROSECONDS, StudyResult};
@@ -81,8 +81,8 @@ fn ours(
 }
 
 fn nbdkit(shop: &Workshop, result: &mut StudyResult, subject: &str) -> Result<(), HarnessError> {
-    StockSubject::NbdkitTcp.check()?;
-    let device = StockSubject::NbdkitTcp.attach(shop, device_size(), None)?;
+    Subject::NbdkitTcp.check()?;
+    let device = Subject::NbdkitTcp.attach(shop, device_size(), None)?;
     on(shop, &device.path, result, subject).and(device.detach())
 }
 
