@@ -6,12 +6,14 @@
 //! Invariant: when the value is dropped, every process still in the group is ended (only what was started in it can be
 //! there) and the group is removed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use spillway_sys::proc_text::fields::counter_of;
 
 use super::HarnessError;
 use super::interrupt::Interrupt;
@@ -23,20 +25,6 @@ const REMOVAL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Room between the throttling and the killing limit of version 2 at least, as in `spillway run`.
 const HARD_LIMIT_ROOM_BYTES: u64 = 64 << 20;
-
-/// The version of the hierarchy that has the memory controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
-    One,
-    Two,
-}
-
-/// Where memory groups are made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Hierarchy {
-    version: Version,
-    root: PathBuf,
-}
 
 /// A memory cgroup of this run's own.
 #[derive(Debug)]
@@ -56,39 +44,16 @@ pub struct GroupUsage {
     pub major_faults: u64,
 }
 
-impl Hierarchy {
-    /// From the text of `/proc/mounts`; `controllers` reads a version-2 root's `cgroup.controllers`.
-    fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Self> {
-        let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<&str>>());
-        for mount in fields.filter(|mount| mount.len() > 3) {
-            let root = PathBuf::from(mount[1]);
-            let version = match mount[2] {
-                "cgroup" if mount[3].split(',').any(|option| option == "memory") => Version::One,
-                "cgroup2" if controllers(&root).split_whitespace().any(|name| name == "memory") => Version::Two,
-                _ => continue,
-            };
-            return Some(Self { version, root });
-        }
-        None
-    }
-
-    fn here() -> Result<Self, HarnessError> {
-        let mounts = std::fs::read_to_string("/proc/mounts").map_err(HarnessError::system("reading /proc/mounts"))?;
-        let controllers = |root: &Path| std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        Self::find(&mounts, controllers).ok_or_else(|| {
-            HarnessError::Missing("no memory cgroup is mounted; mount one under /sys/fs/cgroup".to_owned())
-        })
-    }
-}
-
 impl MemoryGroup {
     /// A new group whose local memory is bounded by `limit_bytes`.
     pub fn create(limit_bytes: Option<u64>) -> Result<Self, HarnessError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let hierarchy = Hierarchy::here()?;
+        let hierarchy = Hierarchy::detect().ok_or_else(|| {
+            HarnessError::Missing("no memory cgroup is mounted; mount one under /sys/fs/cgroup".to_owned())
+        })?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = hierarchy.root.join(format!("spillway-bench-{}-{number}", std::process::id()));
-        if hierarchy.version == Version::Two {
+        if hierarchy.version == Version::V2 {
             // Already on where systemd runs; a refusal shows when the limit cannot be set.
             let _ = std::fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
         }
@@ -110,16 +75,16 @@ impl MemoryGroup {
     pub fn strict(limit_bytes: u64) -> Result<Self, HarnessError> {
         let group = Self::create(None)?;
         match group.version {
-            Version::One => Err(HarnessError::Missing("a strict limit needs cgroup version 2".to_owned())),
-            Version::Two => group.write("memory.max", &limit_bytes.to_string()).map(|()| group),
+            Version::V1 => Err(HarnessError::Missing("a strict limit needs cgroup version 2".to_owned())),
+            Version::V2 => group.write("memory.max", &limit_bytes.to_string()).map(|()| group),
         }
     }
 
     /// The same limit as `spillway run` sets: version 2 throttles at it and kills only well above it.
     fn limit(&mut self, limit_bytes: u64) -> Result<(), HarnessError> {
         match self.version {
-            Version::One => self.write("memory.limit_in_bytes", &limit_bytes.to_string())?,
-            Version::Two => {
+            Version::V1 => self.write("memory.limit_in_bytes", &limit_bytes.to_string())?,
+            Version::V2 => {
                 let hard = limit_bytes + (limit_bytes / 4).max(HARD_LIMIT_ROOM_BYTES);
                 self.write("memory.max", &hard.to_string())?;
                 self.write("memory.high", &limit_bytes.to_string())?;
@@ -167,7 +132,7 @@ impl MemoryGroup {
     }
 
     fn name<'name>(&self, one: &'name str, two: &'name str) -> &'name str {
-        if self.version == Version::One { one } else { two }
+        if self.version == Version::V1 { one } else { two }
     }
 
     fn write(&self, file: &str, value: &str) -> Result<(), HarnessError> {
@@ -185,13 +150,10 @@ impl MemoryGroup {
 
 impl GroupUsage {
     fn parse(text: &str, charged_bytes: u64, version: Version) -> Self {
-        let value = |name: &str| {
-            let mut pairs = text.lines().filter_map(|line| line.split_once(' '));
-            pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
-        };
+        let value = |name| counter_of(text, name).unwrap_or(0);
         let (unused, faults) = match version {
-            Version::One => ("total_inactive_file", "total_pgmajfault"),
-            Version::Two => ("inactive_file", "pgmajfault"),
+            Version::V1 => ("total_inactive_file", "total_pgmajfault"),
+            Version::V2 => ("inactive_file", "pgmajfault"),
         };
         Self { working_bytes: charged_bytes.saturating_sub(value(unused)), major_faults: value(faults) }
     }
@@ -215,23 +177,12 @@ mod tests {
     use crate::harness::process::{Collected, Running};
 
     #[test]
-    fn both_versions_are_found() {
-        let controllers = |root: &Path| if root.ends_with("two") { "cpu memory io".to_owned() } else { String::new() };
-        let one = "tmpfs /x tmpfs rw 0 0\ncgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/memory cgroup rw,memory 0 0\n";
-        let found = Hierarchy::find(one, controllers).unwrap();
-        assert_eq!(found, Hierarchy { version: Version::One, root: "/cg/memory".into() });
-        let two = "cgroup2 /cg/without cgroup2 rw 0 0\ncgroup2 /cg/two cgroup2 rw 0 0\n";
-        assert_eq!(Hierarchy::find(two, controllers).unwrap().version, Version::Two);
-        assert_eq!(Hierarchy::find("", controllers), None);
-    }
-
-    #[test]
     fn usage_is_read_by_version() {
         let text = "inactive_file 5\npgmajfault 7\ntotal_inactive_file 4096\ntotal_pgmajfault 3\n";
         let parse = |charged_bytes, version| GroupUsage::parse(text, charged_bytes, version);
-        assert_eq!(parse(10_000, Version::One), GroupUsage { working_bytes: 5904, major_faults: 3 });
-        assert_eq!(parse(10_000, Version::Two), GroupUsage { working_bytes: 9995, major_faults: 7 });
-        assert_eq!(parse(1, Version::One).working_bytes, 0, "the two files are not read at one moment");
+        assert_eq!(parse(10_000, Version::V1), GroupUsage { working_bytes: 5904, major_faults: 3 });
+        assert_eq!(parse(10_000, Version::V2), GroupUsage { working_bytes: 9995, major_faults: 7 });
+        assert_eq!(parse(1, Version::V1).working_bytes, 0, "the two files are not read at one moment");
     }
 
     fn group(limit: Option<u64>) -> Option<MemoryGroup> {
@@ -267,14 +218,14 @@ mod tests {
     fn a_strict_limit_has_no_guard_and_needs_version_two() {
         match MemoryGroup::strict(48 << 20) {
             Ok(group) => {
-                assert!(group.version == Version::Two && group.guard.is_none());
+                assert!(group.version == Version::V2 && group.guard.is_none());
                 let limit = std::fs::read_to_string(group.path.join("memory.max")).unwrap();
                 assert_eq!(limit.trim(), (48 << 20).to_string());
             }
             // The machine has the older version, and is told so; or no process may make groups here.
             Err(error) => match MemoryGroup::create(None) {
                 Ok(group) => {
-                    assert!(group.version == Version::One && error.to_string().contains("version 2"), "{error}");
+                    assert!(group.version == Version::V1 && error.to_string().contains("version 2"), "{error}");
                 }
                 Err(error) => spillway_sys::skipping::skip_because(error),
             },

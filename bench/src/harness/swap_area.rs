@@ -5,8 +5,11 @@
 //! file in memory is never swapped to.
 
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use spillway_sys::proc_text::{swaps, unescaped};
 
 use super::interrupt::Interrupt;
 use super::{HarnessError, storage, tool};
@@ -40,31 +43,31 @@ impl SwapArea {
         // From here on the value exists, so that a failure turns off what may be on.
         let area = Self { _lock: lock(Path::new(LOCK_FILE), SWAP_LOCK_DEADLINE, interrupt)?, path: path.to_owned() };
         tool::run("mkswap", [path], interrupt)?;
-        let priority = priority_above(&swaps()).to_string();
+        let priority = priority_above(&list()).to_string();
         tool::run("swapon", ["--priority".as_ref(), priority.as_ref(), path.as_os_str()], interrupt)?;
         Ok(area)
     }
 }
 
 /// The swap areas that are on, as the kernel lists them.
-fn swaps() -> String {
-    std::fs::read_to_string("/proc/swaps").unwrap_or_default()
+fn list() -> Vec<u8> {
+    std::fs::read("/proc/swaps").unwrap_or_default()
 }
 
 /// A priority above those of all areas that are on, and above the usual ones.
-fn priority_above(swaps: &str) -> i32 {
-    let priorities = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next_back()?.parse::<i32>().ok());
-    priorities.map(|priority| priority + 1).fold(SWAP_PRIORITY, i32::max).min(SWAP_PRIORITY_MAX)
+fn priority_above(list: &[u8]) -> i32 {
+    let highest = swaps::all(list).map(|area| area.priority).max();
+    highest.map_or(SWAP_PRIORITY, |priority| SWAP_PRIORITY.max(priority + 1)).min(SWAP_PRIORITY_MAX)
 }
 
-/// Whether the kernel swaps to `path`, by the text of `/proc/swaps`.
-fn is_on(swaps: &str, path: &Path) -> bool {
-    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|area| Path::new(area) == path)
+/// Whether the kernel swaps to `path`.
+fn is_on(list: &[u8], path: &Path) -> bool {
+    swaps::all(list).any(|area| unescaped(area.path).eq(path.as_os_str().as_bytes().iter().copied()))
 }
 
 impl Drop for SwapArea {
     fn drop(&mut self) {
-        if is_on(&swaps(), &self.path)
+        if is_on(&list(), &self.path)
             && let Err(error) = tool::undo("swapoff", [&self.path], SWAP_OFF_DEADLINE)
         {
             eprintln!("spillway-bench: {error}; run: swapoff {}", self.path.display());
@@ -77,18 +80,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn areas_are_found_by_their_whole_path() {
-        let swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0  partition\t1\t0\t5\n/var/swap file 1 0 1\n";
-        assert!(is_on(swaps, Path::new("/dev/zram0")) && is_on(swaps, Path::new("/var/swap")));
-        assert!(!is_on(swaps, Path::new("/dev/zram")) && !is_on("", Path::new("/var/swap")));
-    }
-
-    #[test]
     fn priorities_are_above_all_others() {
-        let swaps = |priority: i32| format!("Filename Type Size Used Priority\n/dev/x partition 1 0 {priority}\n");
-        let found = [-2, 100, 30_001, 32_767].map(|priority| priority_above(&swaps(priority)));
+        let list = |priority: i32| format!("Filename Type Size Used Priority\n/dev/x partition 1 0 {priority}\n");
+        let found = [-2, 100, 30_001, 32_767].map(|priority| priority_above(list(priority).as_bytes()));
         assert_eq!(found, [SWAP_PRIORITY, SWAP_PRIORITY, 30_002, 32_767]);
-        assert_eq!(priority_above(""), SWAP_PRIORITY);
+        assert_eq!(priority_above(b""), SWAP_PRIORITY);
+        assert!(is_on(list(1).as_bytes(), Path::new("/dev/x")) && !is_on(list(1).as_bytes(), Path::new("/dev/xy")));
     }
 
     #[test]
