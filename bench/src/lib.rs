@@ -1,9 +1,7 @@
-//! Workloads, and side-by-side comparisons of Spillway with its peers. Drives the `spillway` binary as a user would.
+//! Side-by-side comparisons of Spillway with its peers. Drives the `spillway` binary as a user would, and the programs
+//! of `crates/workloads`.
 //!
 //! In the order of use:
-//! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
-//!   [`permutation`], [`zipf`] and [`checksum`].
-//!
 //! - [`statistics`], [`result`], [`table`], [`cpu_table`], [`plot`], [`machine`], [`summary`]: from samples to
 //!   what people read.
 //!
@@ -12,26 +10,20 @@
 //!   [`schedule`] says how long that still takes.
 //! - [`demo`]: what `make demo` shows.
 //!
-//! [`size`] and [`limits`] serve all of them.
+//! [`limits`] serves all of them.
 
 #![forbid(unsafe_code)]
 
-pub mod checksum;
 pub mod cpu_table;
 pub mod demo;
 pub mod harness;
 pub mod limits;
 pub mod machine;
-pub mod permutation;
 pub mod plot;
-pub mod random;
 pub mod result;
 pub mod runner;
 pub mod schedule;
-pub mod size;
 pub mod statistics;
 pub mod studies;
 pub mod summary;
 pub mod table;
-pub mod workloads;
-pub mod zipf;

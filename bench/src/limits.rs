@@ -2,13 +2,7 @@
 
 use std::time::Duration;
 
-use crate::size::{PAGE_SIZE_BYTES, Size};
-
-/// Threads of a workload at most: more than any machine this is meant for has CPUs.
-pub const THREADS_MAX: usize = 256;
-
-/// Smallest working set: below it a matrix has hardly a row and a graph hardly a vertex.
-pub const WORKLOAD_SIZE_BYTES_MIN: u64 = 16 * PAGE_SIZE_BYTES;
+use spillway_workloads::size::Size;
 
 /// A helper command (`mkswap`, `losetup`) that takes longer than this is stuck; they take milliseconds.
 pub const TOOL_DEADLINE: Duration = Duration::from_secs(30);

@@ -13,12 +13,12 @@ use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::harness::subject::Subject;
 use spillway_bench::harness::subject::Workshop;
 use spillway_bench::runner::{self, RunSettings};
-use spillway_bench::size::Size;
 use spillway_bench::studies;
 use spillway_bench::studies::guest::{page_in, trial::Trial};
 use spillway_bench::studies::loopback;
 use spillway_bench::studies::rdma;
-use spillway_bench::workloads::{self, WorkloadSettings};
+use spillway_workloads::WorkloadSettings;
+use spillway_workloads::size::Size;
 
 /// Workloads and side-by-side comparisons for Spillway.
 #[derive(Debug, Parser)]
@@ -147,7 +147,7 @@ struct WorkloadArguments {
 
 fn workload(arguments: &WorkloadArguments) -> Result<(), Box<dyn std::error::Error>> {
     let settings = WorkloadSettings { size: arguments.size, seed: arguments.seed, threads: arguments.threads };
-    let report = workloads::run(&arguments.name, &settings)?;
+    let report = spillway_workloads::run(&arguments.name, &settings)?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

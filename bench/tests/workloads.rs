@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-use spillway_bench::workloads::{WorkloadReport, names};
+use spillway_workloads::{WorkloadReport, names};
 
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_spillway-bench")).args(arguments).output().unwrap()

@@ -41,8 +41,8 @@ use crate::harness::spillway::{Spillway, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::Workshop;
 use crate::schedule::Schedule;
-use crate::size::{MIB, Size};
 use crate::studies::Context;
+use spillway_workloads::size::{MIB, Size};
 
 /// The shares of the working set that fit local memory.
 const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];

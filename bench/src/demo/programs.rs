@@ -8,8 +8,8 @@ use super::text::Lines;
 use super::{Scale, server, text};
 use crate::harness::subject::Workshop;
 use crate::harness::{HarnessError, tool};
-use crate::size::{Size, format_bytes};
 use crate::studies::program_run::own_program;
+use spillway_workloads::size::{Size, format_bytes};
 
 /// All programs in the order of their runs.
 pub const NAMES: [&str; 4] = ["quicksort", "numpy", "sort", "redis"];

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::harness::usage::SwapCount;
-use crate::size::{PAGE_SIZE_BYTES, format_bytes};
+use spillway_workloads::size::{PAGE_SIZE_BYTES, format_bytes};
 
 /// How often the line is rewritten.
 const REFRESH: Duration = Duration::from_millis(200);

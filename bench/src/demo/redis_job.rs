@@ -11,14 +11,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::resp::{Client, Reply};
-use crate::checksum::Ordered;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::process::{Collected, Running, bound};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE};
-use crate::random::word_at;
-use crate::size::Size;
+use spillway_workloads::checksum::Ordered;
+use spillway_workloads::random::word_at;
+use spillway_workloads::size::Size;
 
 /// Small values, of records: four of them share a page, so that whatever goes through them at random comes by each
 /// page four times.

@@ -4,8 +4,8 @@ use super::redis_job::Served;
 use super::server::Shown;
 use crate::harness::HarnessError;
 use crate::harness::fault_latency::{Source, Waits};
-use crate::size::{Size, format_bytes};
 use crate::table::Table;
+use spillway_workloads::size::{Size, format_bytes};
 
 /// A run with part of the memory lent.
 #[derive(Clone, Debug, Default, PartialEq)]

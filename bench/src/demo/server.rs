@@ -9,7 +9,6 @@ use super::progress::Progress;
 use crate::harness::HarnessError;
 use crate::harness::spillway::Via;
 use crate::limits::with_slack;
-use crate::size::{Size, format_bytes};
 use crate::studies::Context;
 use crate::studies::places::{Place, Places};
 use crate::studies::servers::load::Times;
@@ -17,6 +16,7 @@ use crate::studies::servers::memcached::Memcached;
 use crate::studies::servers::mix::ZIPF;
 use crate::studies::servers::server::{self, Server as _};
 use crate::table::Table;
+use spillway_workloads::size::{Size, format_bytes};
 
 /// Its name on the command line and in the table.
 pub const NAME: &str = "memcached";

@@ -10,8 +10,8 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::harness::HarnessError;
-use crate::random::Random;
-use crate::size::{MIB, Size};
+use spillway_workloads::random::Random;
+use spillway_workloads::size::{MIB, Size};
 
 /// Where documents are; those that are not there are passed over.
 const PLACES: [&str; 6] = [

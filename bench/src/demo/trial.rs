@@ -23,7 +23,7 @@ use crate::harness::usage::SwapCount;
 use crate::harness::working_set::{WorkingSet, is_root};
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE, with_slack};
-use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 /// Whether a donor is killed during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl<'shop> Trials<'shop> {
         })?;
         check(program.name, finished.status, &messages.last_line())?;
         recorded.finish()?;
-        step.end(&format!("working set {}", crate::size::format_bytes(footprint)));
+        step.end(&format!("working set {}", spillway_workloads::size::format_bytes(footprint)));
         if footprint < MIB {
             return Err(HarnessError::failed(program.name, "it ended before its working set could be seen"));
         }

@@ -11,7 +11,7 @@ use spillway_sys::memfd::Memfd;
 use spillway_sys::userfaultfd::leaving::LeavingMemory;
 
 use crate::harness::binding::pin;
-use crate::size::PAGE_SIZE_BYTES;
+use spillway_workloads::size::PAGE_SIZE_BYTES;
 
 /// Pages a second that leave, of `pages` on one CPU.
 pub fn pages_per_second(pages: usize, cpu: Option<usize>) -> io::Result<f64> {

@@ -9,8 +9,8 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::served::{Idle, ServedMemory};
 
 use crate::harness::binding::pin;
-use crate::permutation::Permutation;
-use crate::size::PAGE_SIZE_BYTES;
+use spillway_workloads::permutation::Permutation;
+use spillway_workloads::size::PAGE_SIZE_BYTES;
 
 /// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or
 /// anywhere: what touching them takes more than touching them again.

@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::harness::subject::Subject;
-    use crate::size::{MIB, Size};
+    use spillway_workloads::size::{MIB, Size};
 
     fn observed(looks: &[(u64, u64)]) -> Option<Latency> {
         let mut windows = Windows::default();

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::interrupt::Interrupt;
 use super::{HarnessError, tool};
 use crate::limits::TOOL_DEADLINE;
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// What a job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

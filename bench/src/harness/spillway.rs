@@ -19,7 +19,7 @@ use super::memory_group::MemoryGroup;
 use super::process::{Collected, Running, bound};
 use super::{HarnessError, tool};
 use crate::limits::{START_DEADLINE, STOP_DEADLINE};
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// Memory that donors keep free: little, as the benchmark's machine does nothing else.
 const HEADROOM: &str = "256M";

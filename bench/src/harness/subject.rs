@@ -32,7 +32,7 @@ use super::storage::{PrivateDirectory, free_bytes};
 use super::usage::cpu_seconds;
 use super::{HarnessError, tool};
 use crate::limits::{START_DEADLINE, STOP_DEADLINE, TOOL_DEADLINE};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// Names the program of the libublk example; a program of the example's name in the search path could be any program.
 pub const RAMDISK_VARIABLE: &str = "SPILLWAY_BENCH_UBLK_RAMDISK";

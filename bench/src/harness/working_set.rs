@@ -12,7 +12,7 @@ use super::HarnessError;
 use super::memory_group::MemoryGroup;
 use super::usage::{ProcessMemory, numbers_in};
 use crate::limits::POLL_INTERVAL;
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// Watches one program.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::harness::fio::{Job, Length};
 use crate::harness::subject::{Attached, Subject};
 use crate::harness::usage::{ProcessMemory, cpu_seconds};
 use crate::result::{Better, CPU_SECONDS_PER_GIB, MEBIBYTES, MIB_PER_GIB, StudyResult};
-use crate::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 const SUBJECTS: [Subject; 3] = [Subject::SpillwayShm, Subject::SpillwayTcp, Subject::SpillwayLocal];
 

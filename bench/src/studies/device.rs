@@ -12,7 +12,7 @@ use crate::harness::HarnessError;
 use crate::harness::fio::{self, Job, Length};
 use crate::harness::subject::{Attached, Subject};
 use crate::result::{Better, MIB_PER_SECOND, MICROSECONDS, REQUESTS_PER_SECOND, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// Over shared memory, relative to the same front end over local memory.
 const SHM_GOAL: f64 = 1.5;

@@ -10,7 +10,7 @@ use std::process::Command;
 use super::program_run::workload_command;
 use crate::demo::programs::DemoProgram;
 use crate::harness::HarnessError;
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// What a real program takes at most beside twice its data: interpreter and libraries, a client, a fork's copies. Too
 /// much costs nothing but room in files and at donors.

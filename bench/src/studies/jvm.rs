@@ -8,7 +8,7 @@ use super::Context;
 use crate::harness::HarnessError;
 use crate::harness::tool;
 use crate::limits::TOOL_DEADLINE;
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// The program of all jobs.
 const SOURCE: &str = include_str!("Dcm.java");

@@ -7,7 +7,7 @@ use crate::harness::spillway::Via;
 use crate::harness::subject::Subject;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::StudyResult;
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// The shares of the working set that fit local memory.
 pub const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::result::SECONDS;
-    use crate::size::MIB;
+    use spillway_workloads::size::MIB;
 
     const PAGER: Kind = Kind::Spillway(Via::Pager);
     const DEVICE: Kind = Kind::Spillway(Via::Swap);

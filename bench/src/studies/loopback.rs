@@ -19,8 +19,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::harness::binding::pin;
-use crate::random::Random;
-use crate::size::{MIB, PAGE_SIZE_BYTES};
+use spillway_workloads::random::Random;
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES};
 
 /// The hidden command of this program that serves [`serve_scattered`] on its standard input.
 pub const SERVER_COMMAND: &str = "exchange-server";

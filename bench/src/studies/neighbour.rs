@@ -19,7 +19,7 @@ use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::{Donor, Spillway, Storage, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::result::{Better, MICROSECONDS, OPERATIONS_PER_SECOND, SECONDS, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// What the server's values take.
 const VALUES: Size = Size(160 * MIB);

@@ -25,8 +25,8 @@ use crate::harness::trace::{TraceEvent, TraceSession, device_number};
 use crate::limits::PROGRAM_DEADLINE;
 use crate::plot::stages::StageChart;
 use crate::result::{MICROSECONDS, StudyResult};
-use crate::size::{MIB, Size};
 use crate::statistics::Summary;
+use spillway_workloads::size::{MIB, Size};
 
 const SUBJECTS: [Subject; 2] = [Subject::SpillwayShm, Subject::SpillwayTcp];
 

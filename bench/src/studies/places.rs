@@ -13,7 +13,7 @@ use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
 use crate::harness::subject::{Attached, Subject};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::working_set::WorkingSet;
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// Where a program's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::{PagerReport, RunReport};
 use crate::limits::{PROGRAM_DEADLINE, with_slack};
-use crate::size::Size;
-use crate::workloads::WorkloadReport;
+use spillway_workloads::WorkloadReport;
+use spillway_workloads::size::Size;
 
 /// The seed of all studies' workloads: any will do, as long as all runs have the same.
 pub const SEED: u64 = 20_261_121;

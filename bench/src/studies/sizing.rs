@@ -29,7 +29,7 @@ use crate::harness::tool;
 use crate::limits::PROGRAM_DEADLINE;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MICROSECONDS, PAGES, SECONDS, SLOWER, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// The programs, and memory of their data: each works for more than a second, as scans need.
 const PROGRAMS: [(&str, Size); 3] =
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn programs_and_shares_are_those_that_are_known() {
-        let workloads = crate::workloads::names();
+        let workloads = spillway_workloads::names();
         assert!(PROGRAMS.iter().chain([&COST]).all(|(name, _)| workloads.contains(name)));
         assert!(SHARES_PERCENT.contains(&RECORDED_PERCENT));
     }

@@ -10,7 +10,7 @@ use crate::harness::fio::{Job, Length, fill};
 use crate::harness::spillway::{Storage, Transport};
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 const SLAB_SIZES: [Size; 6] =
     [Size(MIB), Size(4 * MIB), Size(16 * MIB), Size(32 * MIB), Size(64 * MIB), Size(256 * MIB)];

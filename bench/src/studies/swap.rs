@@ -13,7 +13,7 @@ use crate::harness::spillway::pinned;
 use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
 use crate::result::{Better, MICROSECONDS, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 const SUBJECTS: [Subject; 6] = [
     Subject::SpillwayShm,
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_phases_are_those_of_the_workloads() {
-        use crate::workloads::{WorkloadSettings, run};
+        use spillway_workloads::{WorkloadSettings, run};
         for (name, phases) in WORKLOADS {
             let settings = WorkloadSettings { size: Size(256 * 1024), seed: 1, threads: 1 };
             let report = run(name, &settings).unwrap();

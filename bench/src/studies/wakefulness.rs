@@ -6,7 +6,7 @@ use super::{Context, Study, swap};
 use crate::harness::HarnessError;
 use crate::harness::subject::Subject;
 use crate::result::StudyResult;
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 const SUBJECTS: [Subject; 4] =
     [Subject::SpillwayShm, Subject::SpillwayShmAsleep, Subject::Nbdkit, Subject::NbdkitAwake];

@@ -13,7 +13,7 @@ use crate::harness::spillway::{DiskReport, Storage, Transport};
 use crate::harness::subject::{Attached, Subject};
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MEBIBYTES, MIB_PER_SECOND, StudyResult};
-use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 const BELOW: &str = "128 KiB writes, backlog below its bound";
 const AT: &str = "128 KiB writes, backlog at its bound";

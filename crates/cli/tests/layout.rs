@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 17] = [
     "sys",
     "plot",
     "fabric",
@@ -27,12 +27,13 @@ const ORDER: [&str; 16] = [
     "pager",
     "virtual_machine",
     "testing",
+    "workloads",
     "cli",
     "research",
 ];
 
 /// Crates that tests use and that no shipped crate may import.
-const NEVER_SHIPPED: [&str; 4] = ["simulator", "virtual_machine", "testing", "research"];
+const NEVER_SHIPPED: [&str; 5] = ["simulator", "virtual_machine", "testing", "workloads", "research"];
 
 /// Outside of `crates`: only research stands on it.
 const BENCH: &str = "bench";

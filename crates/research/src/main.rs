@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::runner::{self, RunSettings};
-use spillway_bench::size::{GIB, MIB, Size};
 use spillway_bench::table;
 use spillway_research::cluster::slab_sizes::{self, Layout};
 use spillway_research::cluster::{balance, eviction};
@@ -17,6 +16,7 @@ use spillway_research::replay::{self, Comparison};
 use spillway_research::studies;
 use spillway_research::studies::prefetching_live::paged::{self, Fabric, PagedRun, Policies};
 use spillway_volume::limits::PLACEMENT_CHOICES;
+use spillway_workloads::size::{GIB, MIB, Size};
 
 /// Policies, papers and pagers to compare Spillway with.
 #[derive(Debug, Parser)]

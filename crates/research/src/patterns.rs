@@ -3,9 +3,9 @@
 use spillway_policy::prefetch::PageNumber;
 use spillway_policy::trace::{Event, Kind, Recorder};
 
-use spillway_bench::permutation::Permutation;
-use spillway_bench::random::Random;
-use spillway_bench::zipf::Zipf;
+use spillway_workloads::permutation::Permutation;
+use spillway_workloads::random::Random;
+use spillway_workloads::zipf::Zipf;
 
 /// How often a pattern goes through its pages.
 const ROUNDS: u64 = 6;

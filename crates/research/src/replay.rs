@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use flate2::read::GzDecoder;
 use spillway_bench::machine::Machine;
-use spillway_bench::random::Random;
 use spillway_bench::result::{Better, MILLISECONDS_LOST, PER_CENT, PER_CENT_WASTE, StudyResult, TIMES_OPTIMAL, Unit};
 use spillway_bench::statistics::geometric_mean;
 use spillway_policy::prefetch::streams::{Faulter, Streams};
@@ -21,6 +20,7 @@ use spillway_policy::replay::accesses::Accesses;
 use spillway_policy::replay::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS};
 use spillway_policy::replay::memory::{STAGING_THOUSANDTHS, Settings, replay};
 use spillway_policy::trace::{Reader, Recorder};
+use spillway_workloads::random::Random;
 
 use crate::optimal::refaults_min;
 use crate::patterns::Pattern;

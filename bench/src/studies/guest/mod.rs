@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn the_phases_are_those_of_the_workload() {
-        use crate::size::{MIB, Size};
-        use crate::workloads::{WorkloadSettings, run};
+        use spillway_workloads::size::{MIB, Size};
+        use spillway_workloads::{WorkloadSettings, run};
         let report = run("visit", &WorkloadSettings { size: Size(MIB), seed: 1, threads: 1 }).unwrap();
         assert!(report.phases.iter().map(|phase| phase.phase.as_str()).eq(PHASES));
     }

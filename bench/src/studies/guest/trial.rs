@@ -14,9 +14,9 @@ use crate::harness::subject::{Attached, Subject};
 use crate::harness::swap_area::SwapArea;
 use crate::machine::Machine;
 use crate::result::{CPU_SECONDS_PER_GIB, MICROSECONDS, StudyResult};
-use crate::size::{GIB, MIB, Size};
 use crate::studies::Context;
 use crate::studies::program_run::{run_workload, workload_command};
+use spillway_workloads::size::{GIB, MIB, Size};
 
 /// The device is so many times the working set. A swap area more than half full gives a page's room back when the
 /// page is read, which makes every page-in a page-out as well (`vm_swap_full` in the kernel's mm/swap.h).

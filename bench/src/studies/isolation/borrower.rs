@@ -19,7 +19,7 @@ use spillway_fabric::units::{BorrowerId, Priority, RemoteAddress, SlabHandle, Ta
 use spillway_fabric::wire::WIRE_VERSION;
 
 use crate::harness::HarnessError;
-use crate::random::Random;
+use spillway_workloads::random::Random;
 
 /// Bytes of the slab.
 pub(super) const SLAB_BYTES: u32 = 32 << 20;

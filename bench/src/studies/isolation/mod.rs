@@ -25,7 +25,7 @@ use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
-use crate::size::MIB;
+use spillway_workloads::size::MIB;
 
 /// One of the longest reads of the pager, and as many as its fault thread has under way.
 const FLOOD: Wish = Wish { operation: Operation::Read, bytes: 128 << 10, depth: 31 };

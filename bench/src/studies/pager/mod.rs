@@ -27,9 +27,9 @@ use crate::harness::HarnessError;
 use crate::harness::spillway::{RunReport, Transport, Via, pinned};
 use crate::harness::{eviction_floor, fault_floor};
 use crate::result::{Better, MICROSECONDS, PAGES_PER_SECOND, StudyResult};
-use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
-use crate::workloads::phase::PhaseReport;
-use crate::workloads::{WorkloadReport, touch};
+use spillway_workloads::phase::PhaseReport;
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::{WorkloadReport, touch};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,10 @@ use crate::harness::spillway::{Donor, RunReport, Transport, Via};
 use crate::harness::tool;
 use crate::limits::PROGRAM_DEADLINE;
 use crate::result::{Better, MICROSECONDS, SECONDS, StudyResult, Unit};
-use crate::size::{MIB, Size};
 use crate::studies::Context;
 use crate::studies::places::run_storage;
 use crate::studies::program_run::{run_workload, workload_command};
+use spillway_workloads::size::{MIB, Size};
 
 /// Local memory: several times what each of the programs uses.
 const LOCAL: Size = Size(1024 * MIB);
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn programs_are_workloads_well_within_the_budget() {
-        let names = crate::workloads::names();
+        let names = spillway_workloads::names();
         for program in PROGRAMS {
             if let Program::Workload(name, full, quick) = program {
                 assert!(names.contains(&name) && full.0 * 4 <= LOCAL.0 && quick.0 <= full.0, "{name}");

@@ -18,7 +18,7 @@ use crate::demo::{Scale, redis_job};
 use crate::harness::HarnessError;
 use crate::harness::spillway::{PagerReport, Via};
 use crate::result::{FAULTS, PAGES, SECONDS, StudyResult};
-use crate::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 const WORKLOADS: [&str; 6] = ["quicksort", "barnes-hut", "page-rank", "key-value", "matrix", "fill-modify"];
 
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn programs_are_workloads_or_of_the_demo() {
-        let workloads = crate::workloads::names();
+        let workloads = spillway_workloads::names();
         assert!(WORKLOADS.iter().all(|program| workloads.contains(program)));
         assert!(REAL.iter().all(|(_, in_demo)| NAMES.contains(in_demo)));
         let distinct: std::collections::HashSet<_> = names().into_iter().collect();

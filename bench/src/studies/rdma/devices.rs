@@ -14,8 +14,8 @@ use crate::harness::subject::Subject;
 use crate::harness::subject::Workshop;
 use crate::harness::swap_area::SwapArea;
 use crate::result::{MICROSECONDS, StudyResult};
-use crate::size::{MIB, Size};
 use crate::studies::program_run::{run_workload, workload_command};
+use spillway_workloads::size::{MIB, Size};
 
 /// The program's working set; half of it fits. The device is four times as large: one more than half full gives a
 /// page's room back when the page is read.

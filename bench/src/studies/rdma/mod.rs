@@ -32,7 +32,7 @@ use crate::harness::subject::Workshop;
 use crate::limits::{GUEST_STUDY_DEADLINE, RDMA_TRIAL_DEADLINE};
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, StudyResult};
-use crate::size::MIB;
+use spillway_workloads::size::MIB;
 
 /// The command of this program that does one round.
 pub const COMMAND: &str = "rdma-trial";

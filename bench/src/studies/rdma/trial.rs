@@ -18,8 +18,8 @@ use crate::harness::{HarnessError, tool};
 use crate::limits::RDMA_PARTS_DEADLINE;
 use crate::machine::Machine;
 use crate::result::{CPU_SECONDS_PER_GIB, MICROSECONDS, StudyResult};
-use crate::size::{GIB, MIB, Size};
 use crate::statistics::Summary;
+use spillway_workloads::size::{GIB, MIB, Size};
 
 /// The device of soft-RoCE that a guest gets.
 const GUEST_DEVICE: &str = "rxe_lo";

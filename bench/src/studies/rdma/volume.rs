@@ -22,8 +22,8 @@ use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 
 use crate::harness::HarnessError;
-use crate::random::word_at;
-use crate::size::{MIB, PAGE_SIZE_BYTES};
+use spillway_workloads::random::word_at;
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES};
 
 /// Small, as guests are.
 const SLAB_BYTES: u64 = 4 * MIB;

@@ -15,7 +15,7 @@ use crate::harness::memory_group::MemoryGroup;
 use crate::harness::spillway::{DeviceReport, DonorLink, Spillway, Storage, Transport};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::{Attached, Workshop};
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// How long a donor may take to answer, and a dead donor's connection to end.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::harness::spillway::DeviceReport;
-use crate::random::Random;
+use spillway_workloads::random::Random;
 
 /// One read of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

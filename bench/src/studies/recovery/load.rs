@@ -10,9 +10,9 @@ use rustix::fs::OFlags;
 
 use super::figures::Read;
 use crate::harness::HarnessError;
-use crate::random::{Random, mix, word_at};
-use crate::size::PAGE_SIZE_BYTES;
-use crate::zipf::Zipf;
+use spillway_workloads::random::{Random, mix, word_at};
+use spillway_workloads::size::PAGE_SIZE_BYTES;
+use spillway_workloads::zipf::Zipf;
 
 const PAGE: usize = PAGE_SIZE_BYTES as usize;
 

@@ -27,12 +27,12 @@ use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::spillway::DeviceReport;
 use crate::plot::lines::{Line, LineChart};
-use crate::random::Random;
 use crate::result::{
     Better, MILLISECONDS, MILLISECONDS_LOST, OPERATIONS_PER_SECOND, PER_CENT_LOST, SECONDS, SECONDS_PER_GIB,
     StudyResult,
 };
-use crate::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::random::Random;
+use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 /// The product's default slab size, so that figures for each slab are of what users have.
 const SIZES: Sizes = Sizes { slab_count: 16, slab: Size(32 * MIB), headroom: Size(128 * MIB) };

@@ -18,12 +18,12 @@ use crate::harness::usage::SwapCount;
 use crate::harness::watching::watched;
 use crate::limits::with_slack;
 use crate::result::{SECONDS, Unit};
-use crate::size::{MIB, Size};
 use crate::studies::Context;
 use crate::studies::job::Job;
 use crate::studies::kind::Kind;
 use crate::studies::places::Place;
 use crate::studies::program_run::ProgramRunner;
+use spillway_workloads::size::{MIB, Size};
 
 /// Values of a server in a full run: four times the data of study `programs`.
 const SIZE: Size = Size(256 * MIB);

@@ -17,9 +17,9 @@ use crate::demo::redis_job::key;
 use crate::harness::HarnessError;
 use crate::harness::cpu_use::{CpuUse, counted};
 use crate::harness::interrupt::Interrupt;
-use crate::permutation::Permutation;
-use crate::random::Random;
-use crate::zipf::Zipf;
+use spillway_workloads::permutation::Permutation;
+use spillway_workloads::random::Random;
+use spillway_workloads::zipf::Zipf;
 
 /// Clients at once: twice the CPUs of the development machine, so that one that waits for a page does not leave the
 /// server idle.

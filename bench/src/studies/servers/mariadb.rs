@@ -28,8 +28,8 @@ use crate::harness::storage::{PrivateDirectory, copy_directory};
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, SERVER_START_DEADLINE, START_DEADLINE};
 use crate::result::{NEW_ORDERS_PER_MINUTE, Unit};
-use crate::size::{MIB, Size};
 use crate::studies::Context;
+use spillway_workloads::size::{MIB, Size};
 
 /// Its name in results.
 pub const NAME: &str = "mariadb";

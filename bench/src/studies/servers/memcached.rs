@@ -12,8 +12,8 @@ use super::mix::Mix;
 use super::server::{Server, Session, await_answer, connect};
 use crate::harness::process::Running;
 use crate::harness::{HarnessError, tool};
-use crate::size::{MIB, Size};
 use crate::studies::program_run::SEED;
+use spillway_workloads::size::{MIB, Size};
 
 /// What memcached takes for a value beside it, about: 56 for the item with its check, 16 for the key, and a part of the
 /// rounding to the next of its sizes, which are 25 % apart. It only decides how many keys there are.

@@ -18,7 +18,7 @@
 //! Invariants: the size of a value depends on its key and the seed; its bytes also depend on its version. They are
 //! random, so that compressed memory gains nothing.
 
-use crate::random::{Random, word_at};
+use spillway_workloads::random::{Random, word_at};
 
 /// The exponent of the popularity of keys, as YCSB has it.
 pub const SKEW: f64 = 0.99;

@@ -39,7 +39,7 @@ use super::{Context, Study};
 use crate::cpu_table;
 use crate::harness::HarnessError;
 use crate::result::{MICROSECONDS, Measure, PAGES, StudyResult, Unit};
-use crate::size::Size;
+use spillway_workloads::size::Size;
 
 /// The study of servers.
 #[derive(Clone, Copy, Debug)]

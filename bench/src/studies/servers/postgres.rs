@@ -27,8 +27,8 @@ use crate::harness::spillway::Via;
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE};
-use crate::size::{MIB, Size};
 use crate::studies::Context;
+use spillway_workloads::size::{MIB, Size};
 
 /// Its name in results.
 pub const NAME: &str = "postgres";

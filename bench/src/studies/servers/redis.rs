@@ -12,8 +12,8 @@ use crate::demo::redis_job::{ENTRY_BYTES, server_command};
 use crate::demo::resp::{Client, Reply};
 use crate::harness::HarnessError;
 use crate::harness::process::Running;
-use crate::size::{MIB, Size};
 use crate::studies::program_run::SEED;
+use spillway_workloads::size::{MIB, Size};
 
 /// Memory beside the values: a table that doubles while the old one is still there, buffers.
 const ROOM_BESIDE_VALUES: Size = Size(128 * MIB);

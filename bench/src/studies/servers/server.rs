@@ -21,9 +21,9 @@ use crate::harness::watching::watched;
 use crate::harness::working_set::WorkingSet;
 use crate::limits::{ANSWER_DEADLINE, SERVER_START_DEADLINE};
 use crate::result::{OPERATIONS_PER_SECOND, Unit};
-use crate::size::Size;
 use crate::studies::Context;
 use crate::studies::places::{Place, Places, Ready};
+use spillway_workloads::size::Size;
 
 /// What a server's run works with.
 #[derive(Clone, Copy, Debug)]

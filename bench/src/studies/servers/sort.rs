@@ -7,9 +7,9 @@ use crate::demo::Scale;
 use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
 use crate::harness::HarnessError;
-use crate::size::{MIB, Size};
 use crate::studies::Context;
 use crate::studies::job::Job;
+use spillway_workloads::size::{MIB, Size};
 
 /// Its name in results.
 pub const NAME: &str = "sort";

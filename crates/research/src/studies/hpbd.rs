@@ -14,11 +14,11 @@ use spillway_bench::harness::swap_area::SwapArea;
 use spillway_bench::limits::PROGRAM_DEADLINE;
 use spillway_bench::plot::lines::{Line, LineChart};
 use spillway_bench::result::{Better, SECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::job::Job;
 use spillway_bench::studies::places::{Place, place_name, run_storage, start_donors};
 use spillway_bench::studies::program_run::{ProgramRunner, own_program};
 use spillway_bench::studies::{Context, Study};
+use spillway_workloads::size::{MIB, Size};
 
 /// Share of the working set in local memory.
 const SHARE_PERCENT: u64 = 25;

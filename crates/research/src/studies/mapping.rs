@@ -11,8 +11,8 @@ use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::fio::{Job, Length};
 use spillway_bench::harness::spillway::{Storage, Transport};
 use spillway_bench::result::{MEBIBYTES, MICROSECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::{Context, Study};
+use spillway_workloads::size::{MIB, Size};
 
 /// Small slabs, so that a tenth of the device is several of them.
 const SLAB: Size = Size(4 * MIB);

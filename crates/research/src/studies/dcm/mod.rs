@@ -17,12 +17,12 @@ use spillway_bench::harness::subject::Subject;
 use spillway_bench::harness::swap_area::SwapArea;
 use spillway_bench::limits::{PROGRAM_DEADLINE, with_slack};
 use spillway_bench::result::{Better, SECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::jvm::{compile, heap, java_command};
 use spillway_bench::studies::places::{run_storage, start_donors};
 use spillway_bench::studies::program_run::run_workload;
 use spillway_bench::studies::{Context, Study};
-use spillway_bench::workloads::WorkloadReport;
+use spillway_workloads::WorkloadReport;
+use spillway_workloads::size::{MIB, Size};
 
 const JOBS: [&str; 2] = ["grep", "group-by"];
 

@@ -25,10 +25,10 @@ use spillway_bench::harness::spillway::{Donor, RunReport, Via};
 use spillway_bench::harness::tool;
 use spillway_bench::limits::{GUEST_STUDY_DEADLINE, GUEST_TRIAL_DEADLINE, TOOL_DEADLINE};
 use spillway_bench::result::{Better, PAGES, SECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::places::{run_storage, start_donors};
 use spillway_bench::studies::program_run::run_within;
 use spillway_bench::studies::{Context, Study};
+use spillway_workloads::size::{MIB, Size};
 
 /// The program of both jobs, and what starts it in the guest.
 const SOURCE: &str = include_str!("guest_jobs.c");

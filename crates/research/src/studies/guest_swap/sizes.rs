@@ -3,7 +3,7 @@
 //! At L(N) a side lacks (100 - N) % of a job's working set: the guest that swaps has so much less memory, and the host
 //! keeps so much less of QEMU when the guest is extended from outside.
 
-use spillway_bench::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// The guest's memory in the first boot, beyond the working set: enough for any stock kernel.
 pub const FIRST_ROOM_MIB: u64 = 192;

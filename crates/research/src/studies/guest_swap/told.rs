@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use spillway_bench::harness::HarnessError;
-use spillway_bench::size::Size;
+use spillway_workloads::size::Size;
 
 /// A job's result.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -22,12 +22,12 @@ use spillway_bench::harness::process::bound;
 use spillway_bench::harness::spillway::{RunReport, Via, pinned};
 use spillway_bench::limits::{PEER_DEADLINE, PROGRAM_DEADLINE};
 use spillway_bench::result::{Better, MICROSECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::pinning::{Pinning, Placement};
 use spillway_bench::studies::places::run_storage;
 use spillway_bench::studies::program_run::{SEED, own_program, run_within, workload_command};
 use spillway_bench::studies::{Context, Study};
-use spillway_bench::workloads::WorkloadReport;
+use spillway_workloads::WorkloadReport;
+use spillway_workloads::size::{MIB, Size};
 
 /// Names the program `fltrace`.
 pub const FLTRACE_VARIABLE: &str = "SPILLWAY_BENCH_FLTRACE";
@@ -252,10 +252,10 @@ mod tests {
     use super::*;
     use spillway_bench::harness::spillway::PagerReport;
     use spillway_bench::machine::Machine;
-    use spillway_bench::workloads::{self, WorkloadSettings};
+    use spillway_workloads::WorkloadSettings;
 
     fn visited() -> WorkloadReport {
-        workloads::run(WORKLOAD, &WorkloadSettings { size: Size(MIB), seed: SEED, threads: 1 }).unwrap()
+        spillway_workloads::run(WORKLOAD, &WorkloadSettings { size: Size(MIB), seed: SEED, threads: 1 }).unwrap()
     }
 
     #[test]

@@ -31,12 +31,12 @@ use self::paged::{Fabric, PagedRun, Policies};
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::spillway::{Donor, Storage, Transport, Via};
 use spillway_bench::result::{FAULTS, MICROSECONDS, PER_CENT, PER_CENT_WASTE, SECONDS, StudyResult};
-use spillway_bench::size::{MIB, Size};
 use spillway_bench::studies::jvm;
 use spillway_bench::studies::places::run_storage;
 use spillway_bench::studies::program_run::{SEED, own_program, run_within};
 use spillway_bench::studies::{Context, Study};
-use spillway_bench::workloads::{WorkloadReport, touch};
+use spillway_workloads::size::{MIB, Size};
+use spillway_workloads::{WorkloadReport, touch};
 
 /// The subject with all memory local.
 pub const LOCAL: &str = "all local";
@@ -376,7 +376,7 @@ impl<'context> Bench<'context> {
         }
         let total_us = (room.seconds - again.seconds) * 1e6 / room.pages as f64;
         let in_pager_us = told.fill.latency.p50_us;
-        let wire = modelled_rdma::LATENCY + modelled_rdma::wire_time(spillway_bench::size::PAGE_SIZE_BYTES);
+        let wire = modelled_rdma::LATENCY + modelled_rdma::wire_time(spillway_workloads::size::PAGE_SIZE_BYTES);
         let modelled_us = if fabric == Fabric::Rdma { wire.as_secs_f64() * 1e6 } else { 0.0 };
         let parts = [(total_us - in_pager_us).max(0.0), in_pager_us - modelled_us, modelled_us];
         for (stage, time_us) in judgement::STAGES.into_iter().zip(parts) {
@@ -437,8 +437,8 @@ mod tests {
 
     #[test]
     fn the_first_phase_does_not_count_but_in_a_jvm() {
-        let settings = spillway_bench::workloads::WorkloadSettings { size: Size(MIB), seed: 1, threads: 1 };
-        let report = spillway_bench::workloads::run("fill-sequential-twice", &settings).unwrap();
+        let settings = spillway_workloads::WorkloadSettings { size: Size(MIB), seed: 1, threads: 1 };
+        let report = spillway_workloads::run("fill-sequential-twice", &settings).unwrap();
         let seconds = Load::ALL[0].seconds(&report);
         assert!((seconds - report.phases[1].seconds - report.phases[2].seconds).abs() < 1e-12);
         let java = Load::ALL.into_iter().find(|load| load.workload.is_none()).unwrap();

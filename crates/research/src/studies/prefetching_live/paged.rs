@@ -29,7 +29,7 @@ use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::process::bound;
 use spillway_bench::harness::spillway::Transport;
 use spillway_bench::harness::storage::PrivateDirectory;
-use spillway_bench::size::{MIB, Size};
+use spillway_workloads::size::{MIB, Size};
 
 /// The name of the hidden command.
 pub const COMMAND: &str = "paged";

@@ -13,20 +13,30 @@
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
 //! | [`transpose`] | a matrix turned over in tiles: read by rows, written by columns |
 //!
+//! What they stand on: [`random`], [`permutation`], [`zipf`], [`checksum`], [`size`]; [`phase`] times their parts.
+//!
 //! Invariants: the checksum depends on workload, size and seed only, never on the number of threads, so any two runs
 //! can be compared; a result that fails its check gives an error and no checksum.
 
+#![forbid(unsafe_code)]
+
 pub mod barnes_hut;
+pub mod checksum;
 pub mod fill;
 pub mod key_value;
+pub mod limits;
 pub mod matrix;
 pub mod overflow;
 pub mod page_rank;
+pub mod permutation;
 pub mod phase;
 pub mod quicksort;
+pub mod random;
+pub mod size;
 pub mod touch;
 pub mod transpose;
 pub mod visit;
+pub mod zipf;
 
 use std::time::Instant;
 
