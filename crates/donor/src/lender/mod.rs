@@ -398,7 +398,7 @@ impl Lender {
     }
 
     /// What it could lend to `machine` now.
-    pub(super) fn free_for_bytes(&self, machine: Machine) -> u64 {
+    pub fn free_for_bytes(&self, machine: Machine) -> u64 {
         let free_bytes = self.free_to_lend_bytes();
         match self.limit_bytes(machine) {
             u64::MAX => free_bytes,

@@ -172,7 +172,7 @@ impl Gossip {
                 let is_final = member.state() == State::Down
                     || member.state() == State::Suspect && member.incarnation() == u16::MAX;
                 if is_final && is_listened_to {
-                    self.rejoin(now, None);
+                    self.rejoin(now);
                 } else if member.state() == State::Suspect
                     && suspicion.as_ref().is_none_or(|known| known.incarnation() < member.incarnation())
                 {
@@ -207,7 +207,8 @@ impl Gossip {
         let own = *self.swim.identity();
         let is_other = other.address == own.address && other.machine != MachineId::UNKNOWN && *other != own;
         if is_other && other.win_addr_conflict(&own) && self.believes(now, other) {
-            self.rejoin(now, Some(other.generation));
+            self.rejoins.hear_of(other.generation);
+            self.rejoin(now);
         }
     }
 
@@ -216,7 +217,7 @@ impl Gossip {
         if header.dst != *self.swim.identity() {
             return;
         }
-        self.rejoin(now, None);
+        self.rejoin(now);
         let is_dead_too =
             self.member(header.src.address).is_some_and(|it| *it.id() == header.src && it.state() == State::Down);
         if is_dead_too {
@@ -243,15 +244,13 @@ impl Gossip {
         }
     }
 
-    /// Begins another life, above the generation `above` if one is known that has to be exceeded. Not too often.
-    fn rejoin(&mut self, now: Instant, above: Option<u64>) {
+    /// Begins another life, above any that was heard of at this address. Not too often.
+    fn rejoin(&mut self, now: Instant) {
         if !self.rejoins.is_due(now) {
             return;
         }
         let own = *self.swim.identity();
-        let step = self.rejoins.count(now);
-        let wanted = above.map_or(own.generation.saturating_add(step), |above| above.saturating_add(1));
-        let generation = wanted.min(self.generation_max(now));
+        let generation = self.rejoins.next(now, own.generation).min(self.generation_max(now));
         if generation <= own.generation {
             return;
         }
@@ -342,7 +341,7 @@ impl Gossip {
             return;
         }
         if rumor.announcement.sequence >= SEQUENCE_MAX {
-            return self.rejoin(now, None);
+            return self.rejoin(now);
         }
         self.own.announcement.sequence = rumor.announcement.sequence;
         self.own.is_changed = true;
