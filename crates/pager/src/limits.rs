@@ -155,6 +155,9 @@ pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would
 /// end.
 pub const EVICTOR_START_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait before a thread that cannot be asked is asked again, and the user told: by then threads of glibc
+/// need no question, also on a machine that is emulated.
+pub const QUESTION_AGAIN_PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait after an evictor could not start in its program (a filter of system calls forbids it, say).
 pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that

@@ -108,9 +108,14 @@ fn assert_exact(guest: &Guest, who: Who, options: &str, program: &str) {
     let paging = &statistics["pager"];
     let number = |name: &str| paging.pointer(name).and_then(Value::as_u64).expect("it is counted");
     assert_eq!(number("/pages_lost"), 0, "{paging:#}");
-    // An agent that a busy machine kept from starting is started again.
+    // An agent that a busy machine kept from starting is started again. Who may not trace opens no memory of others.
+    let is_expected = |failure: &Value| {
+        let text = failure.to_string();
+        text.contains("gets no evictor yet")
+            || who == Who::User && text.contains("Permission denied (os error 13); Linux 7.0")
+    };
     let failures = paging["failures"].as_array().expect("failures are a list");
-    assert!(failures.iter().all(|failure| failure.to_string().contains("gets no evictor yet")), "{paging:#}");
+    assert!(failures.iter().all(is_expected), "{paging:#}");
     let forks = program.contains("fork") || program.contains("exec");
     // What a child still shares is refused, and a quick machine may end such a program before anything else can leave.
     let is_shared = forks && number("/refused") > 512;

@@ -9,7 +9,9 @@ use std::time::Instant;
 use spillway_stub::late_start::cleared_word;
 use spillway_sys::tracee::TraceError;
 
-use crate::limits::{EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX};
+use crate::limits::{
+    EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX, QUESTION_AGAIN_PAUSE,
+};
 use crate::process::Survey;
 use crate::process::proc_files::{has_ended, may_make_calls};
 
@@ -49,8 +51,11 @@ impl Survey {
             }
         }
         let Some(failure) = failure else { return };
-        tracked.questions_at = now + EVICTOR_FAILED_PAUSE;
-        if !std::mem::replace(&mut tracked.is_question_told, true) {
+        tracked.questions_failed = tracked.questions_failed.saturating_add(1);
+        // On a slow machine a thread of glibc may not have set its list yet.
+        let is_first = tracked.questions_failed == 1;
+        tracked.questions_at = now + if is_first { QUESTION_AGAIN_PAUSE } else { EVICTOR_FAILED_PAUSE };
+        if tracked.questions_failed == 2 {
             self.shared.fail(format!(
                 "process {} has threads that no thread library made, and what the kernel writes when one ends may be lost: {failure}; --via swap has no such limit",
                 places.process

@@ -134,8 +134,8 @@ struct TrackedProcess {
     threads_tried: usize,
     /// When its threads may be asked for what the kernel clears ...
     questions_at: Instant,
-    /// ... and the user was told that they cannot be.
-    is_question_told: bool,
+    /// ... and how often they could not be: the second time is told.
+    questions_failed: u8,
     /// For its process, of a child that was just forked.
     search: Search,
     /// When it may be held for a moment.
@@ -169,7 +169,7 @@ impl TrackedProcess {
             prepared: HashSet::new(),
             evictor_at,
             questions_at: evictor_at,
-            is_question_told: false,
+            questions_failed: 0,
             search: Search::new(evictor_at),
             respite: Respite::new(evictor_at),
             threads_tried: 0,
