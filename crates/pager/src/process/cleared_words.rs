@@ -11,7 +11,8 @@ use spillway_sys::tracee::TraceError;
 
 use crate::limits::{EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX};
 use crate::process::Survey;
-use crate::process::proc_files::{has_ended, may_make_calls};
+use crate::process::children::has_memory_of;
+use crate::process::proc_files::has_ended;
 
 impl Survey {
     /// Asks threads of which it is not known yet.
@@ -30,16 +31,25 @@ impl Survey {
         if threads.is_empty() {
             return;
         }
+        if let Some(until) = self.user_paces.rests_until(process.number(), now) {
+            tracked.questions_at = until;
+            return;
+        }
         let places = tracked.places;
-        let mut failure =
-            (!may_make_calls(process.number())).then(|| "it has a filter of system calls of its own".to_owned());
+        let is_filtered = self.calls.is_filtered(process.number()) == Some(true);
+        let mut failure = is_filtered.then(|| "it has a filter of system calls of its own".to_owned());
         for thread in threads.into_iter().take(EVICTOR_THREADS_TRIED_MAX) {
             if failure.is_some() {
                 break;
             }
             self.attempts += 1;
-            let mut is_ours = || self.proof.is_memory_of(&places, thread);
-            match cleared_word(&places, thread, self.attempts, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+            let mut is_ours = || has_memory_of(thread, tracked);
+            let begin = Instant::now();
+            let asked = cleared_word(&places, thread, self.attempts, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            if matches!(asked, Err(TraceError::NotStopped | TraceError::TimedOut | TraceError::Failed)) {
+                self.user_paces.took(process.number(), begin.elapsed(), Instant::now());
+            }
+            match asked {
                 Ok(word) => process.control_blocks().answered(thread, word),
                 Err(TraceError::Unsuitable(_)) => tracked.questions_at = now + EVICTOR_START_PAUSE,
                 Err(TraceError::Gone) => {}
