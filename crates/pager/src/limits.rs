@@ -160,6 +160,8 @@ pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that
 /// becomes nothing larger is no news.
 pub const EVICTOR_MISSING_SHARE: i64 = 16;
+/// A thread that is borrowed for longer has done something else than what it was borrowed for, or the machine is busy.
+pub const BORROWED_WELL_MAX: Duration = Duration::from_millis(200);
 /// A user whose programs kept the survey waiting does without that for so many times as long ...
 pub const USER_REST_TIMES: u32 = 20;
 /// ... or for so long, if that is less. So a user can take a twentieth of the survey's time.

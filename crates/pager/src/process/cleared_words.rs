@@ -44,12 +44,9 @@ impl Survey {
             }
             self.attempts += 1;
             let mut is_ours = || has_memory_of(thread, tracked);
-            let begin = Instant::now();
-            let asked = cleared_word(&places, thread, self.attempts, &mut is_ours, begin + EVICTOR_START_DEADLINE);
-            if matches!(asked, Err(TraceError::NotStopped | TraceError::TimedOut | TraceError::Failed)) {
-                self.user_paces.took(process.number(), begin.elapsed(), Instant::now());
-            }
-            match asked {
+            let number = self.attempts;
+            let ask = |begin| cleared_word(&places, thread, number, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            match self.user_paces.while_borrowing(process.number(), ask) {
                 Ok(word) => process.control_blocks().answered(thread, word),
                 Err(TraceError::Unsuitable(_)) => tracked.questions_at = now + EVICTOR_START_PAUSE,
                 Err(TraceError::Gone) => {}

@@ -96,12 +96,8 @@ impl Survey {
         for thread in tried.copied() {
             let mut is_ours = || has_memory_of(thread, tracked);
             let start = evictor_start(&self.calls, thread, attempt);
-            let begin = Instant::now();
-            let started = start_evictor(&places, thread, start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
-            if matches!(started, Err(TraceError::NotStopped | TraceError::TimedOut | TraceError::Failed)) {
-                self.user_paces.took(process.number(), begin.elapsed(), Instant::now());
-            }
-            match started {
+            let borrow = |begin| start_evictor(&places, thread, start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            match self.user_paces.while_borrowing(process.number(), borrow) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
                     tracked.attempt = attempt;

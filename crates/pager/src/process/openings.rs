@@ -173,7 +173,7 @@ impl Survey {
         self.opening_signals.told += 1;
         match self.opening_signals.told {
             ..=OPENINGS_TOLD_MAX => self.shared.fail(format!(
-                "{process} has its memory read by its pagemap or mem in /proc: all of it is local while that is open, beyond the budget if need be; --via swap pages it"
+                "{process} has its memory read by its pagemap or mem in /proc, or its user has too many descriptors open to tell: all of it is local while that is so, beyond the budget if need be; --via swap pages it"
             )),
             count if count == OPENINGS_TOLD_MAX + 1 => self.shared.fail(
                 "more programs have their memory read by their pagemap or mem in /proc, and are local meanwhile".to_owned(),

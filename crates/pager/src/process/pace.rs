@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use spillway_sys::process::user_of;
 
-use crate::limits::{LOOK_INTERVAL_MAX, USER_REST_MAX, USER_REST_TIMES};
+use crate::limits::{BORROWED_WELL_MAX, LOOK_INTERVAL_MAX, USER_REST_MAX, USER_REST_TIMES};
 use crate::process::common::cpu_time;
 
 /// The last run of a task.
@@ -49,21 +49,35 @@ impl UserPaces {
         if self.0.is_empty() { None } else { self.0.get(&bounded_user_of(process)?).copied() }
     }
 
-    /// What was done for `process` took so long until `now`.
-    pub(super) fn took(&mut self, process: u32, took: Duration, now: Instant) {
+    /// What is done for `process` counts if `work` takes much of a CPU: what else the machine does is not the program's
+    /// doing.
+    pub(super) fn while_working<T>(&mut self, process: u32, now: Instant, work: impl FnOnce() -> T) -> T {
+        let (user, begin) = (bounded_user_of(process), cpu_time());
+        let result = work();
+        self.took(user, cpu_time().saturating_sub(begin), now);
+        result
+    }
+
+    /// What a thread of `process` is borrowed for counts if it came to nothing and took long, or took very long.
+    pub(super) fn while_borrowing<T, E>(
+        &mut self,
+        process: u32,
+        borrow: impl FnOnce(Instant) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (user, begin) = (bounded_user_of(process), Instant::now());
+        let result = borrow(begin);
+        if result.is_err() || begin.elapsed() > BORROWED_WELL_MAX {
+            self.took(user, begin.elapsed(), Instant::now());
+        }
+        result
+    }
+
+    fn took(&mut self, user: Option<u32>, took: Duration, now: Instant) {
         if took > LOOK_INTERVAL_MAX
-            && let Some(user) = bounded_user_of(process)
+            && let Some(user) = user
         {
             self.0.insert(user, now + took.saturating_mul(USER_REST_TIMES).min(USER_REST_MAX));
         }
-    }
-
-    /// As [`UserPaces::took`], of what `work` takes of a CPU: what else the machine does is not the program's doing.
-    pub(super) fn while_working<T>(&mut self, process: u32, now: Instant, work: impl FnOnce() -> T) -> T {
-        let begin = cpu_time();
-        let result = work();
-        self.took(process, cpu_time().saturating_sub(begin), now);
-        result
     }
 }
 
@@ -81,8 +95,13 @@ mod tests {
     fn a_user_whose_programs_took_long_rests_and_others_do_not() {
         let (begin, own) = (Instant::now(), std::process::id());
         let mut paces = UserPaces::default();
-        paces.took(own, USER_REST_MAX, begin);
-        assert_eq!(paces.rests_until(own, begin), None, "this process's own user");
+        assert_eq!(paces.while_working(own, begin, || 5), 5);
+        paces.took(None, USER_REST_MAX, begin);
+        assert_eq!((paces.rests_until(own, begin), UserPaces::bounds(own)), (None, false), "this process's own user");
+        paces.took(Some(7), LOOK_INTERVAL_MAX, begin);
+        assert!(paces.0.is_empty(), "that is not long");
+        paces.took(Some(7), 2 * LOOK_INTERVAL_MAX, begin);
+        assert_eq!(paces.0.remove(&7), Some(begin + 2 * LOOK_INTERVAL_MAX * USER_REST_TIMES));
         let until = begin + LOOK_INTERVAL_MAX;
         paces.0.insert(rustix::process::getuid().as_raw(), until);
         assert_eq!(paces.rests_until(1, until), None);

@@ -1,5 +1,5 @@
-//! `/proc/locks` (proc_locks(5)): `NUMBER: KIND ADVISORY ACCESS PROCESS MAJOR:MINOR:INODE START END`, and `->` before the
-//! kind for what waits.
+//! `/proc/locks` (proc_locks(5)): `NUMBER: KIND ADVISORY ACCESS PROCESS MAJOR:MINOR:INODE START END`, and `->` before
+//! the kind for what waits.
 
 use super::maps::FileId;
 use super::{decimal, hexadecimal, lines, words};
