@@ -163,6 +163,12 @@ pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that
 /// becomes nothing larger is no news.
 pub const EVICTOR_MISSING_SHARE: i64 = 16;
+/// A thread that is borrowed for longer has done something else than what it was borrowed for, or the machine is busy.
+pub const BORROWED_WELL_MAX: Duration = Duration::from_millis(200);
+/// A user whose programs kept the survey waiting does without that for so many times as long ...
+pub const USER_REST_TIMES: u32 = 20;
+/// ... or for so long, if that is less. So a user can take a twentieth of the survey's time.
+pub const USER_REST_MAX: Duration = Duration::from_secs(60);
 /// Threads of a program that are tried at one look.
 pub const EVICTOR_THREADS_TRIED_MAX: usize = 16;
 
@@ -290,6 +296,9 @@ pub const WHOLE_PAUSE_MAX: Duration = Duration::from_mins(1);
 /// Of so many threads of a program it is heard when their own files of `/proc` are opened: that takes two descriptors
 /// each. Debuggers open those of the first one.
 pub const OPENINGS_THREADS_MAX: usize = 4;
+
+/// Descriptors that are looked at for one program of another user: a twentieth of a second.
+pub const OPENINGS_DESCRIPTORS_MAX: usize = 16_384;
 
 /// Of so many programs the user is told by name that their memory is read by such files.
 pub const OPENINGS_TOLD_MAX: u32 = 16;

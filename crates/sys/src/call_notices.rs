@@ -15,7 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::proc_text::fields;
+use crate::proc_text::{fields, words};
 use crate::process_stat::ProcessStat;
 use crate::whereabouts::Whereabouts;
 
@@ -275,7 +275,7 @@ pub struct AllowedCall {
 /// By what one sees that a thread came out of a call.
 #[derive(Debug)]
 struct Traces {
-    children: HashSet<String>,
+    children: HashSet<u32>,
     user_ticks: u64,
     cpu_ticks: u64,
 }
@@ -390,8 +390,8 @@ impl AllowedCall {
 
     /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile.
     /// One that started within the same tick as the fork was allowed is not known to be new.
-    fn is_new(&self, child: &str) -> bool {
-        let stat = child.parse().ok().and_then(|child| ProcessStat::of_process(child).ok());
+    fn is_new(&self, child: u32) -> bool {
+        let stat = ProcessStat::of_process(child).ok();
         stat.and_then(|stat| stat.start_ticks()).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
     }
 }
@@ -415,18 +415,18 @@ impl Traces {
         let directory = format!("/proc/{process}/task/{thread}");
         let stat = ProcessStat::of_thread(process, thread)?;
         // Kernels without this list show the other traces.
-        let children = fs::read_to_string(format!("{directory}/children")).unwrap_or_default();
+        let children = read_unless_leased(format!("{directory}/children")).unwrap_or_default();
         Ok(Self {
-            children: children.split_whitespace().map(str::to_owned).collect(),
+            children: words::processes(&children).collect(),
             user_ticks: stat.user_ticks().ok_or(io::ErrorKind::InvalidData)?,
             cpu_ticks: stat.cpu_ticks().ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 
     /// Whether there is a child that `is_new`, or the thread has run much since.
-    fn shows_more_than(&self, before: &Self, is_new: impl Fn(&str) -> bool) -> bool {
+    fn shows_more_than(&self, before: &Self, is_new: impl Fn(u32) -> bool) -> bool {
         self.user_ticks > before.user_ticks + FORK_TICKS_MAX
-            || self.children.difference(&before.children).any(|child| is_new(child))
+            || self.children.difference(&before.children).any(|child| is_new(*child))
     }
 }
 
@@ -507,19 +507,19 @@ mod tests {
 
     #[test]
     fn a_new_child_or_much_time_shows_that_a_fork_is_over() {
-        let traces = |children: &[&str], user_ticks| Traces {
-            children: children.iter().map(|child| (*child).to_owned()).collect(),
+        let traces = |children: &[u32], user_ticks| Traces {
+            children: children.iter().copied().collect(),
             user_ticks,
             cpu_ticks: user_ticks,
         };
-        let before = traces(&["7", "8"], 5);
-        let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != "10");
-        assert!(!shows_more(&traces(&["7", "8"], 5)));
-        assert!(!shows_more(&traces(&["8"], 5)), "another child ended");
-        assert!(!shows_more(&traces(&["7", "8", "10"], 5)), "a child of a thread that ended");
-        assert!(shows_more(&traces(&["8", "9"], 5)));
-        assert!(!shows_more(&traces(&["7", "8"], 5 + FORK_TICKS_MAX)), "a fork of much memory takes its time");
-        assert!(shows_more(&traces(&["7", "8"], 6 + FORK_TICKS_MAX)));
+        let before = traces(&[7, 8], 5);
+        let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != 10);
+        assert!(!shows_more(&traces(&[7, 8], 5)));
+        assert!(!shows_more(&traces(&[8], 5)), "another child ended");
+        assert!(!shows_more(&traces(&[7, 8, 10], 5)), "a child of a thread that ended");
+        assert!(shows_more(&traces(&[8, 9], 5)));
+        assert!(!shows_more(&traces(&[7, 8], 5 + FORK_TICKS_MAX)), "a fork of much memory takes its time");
+        assert!(shows_more(&traces(&[7, 8], 6 + FORK_TICKS_MAX)));
     }
 
     #[test]

@@ -37,7 +37,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::ranges::Ranges;
 use crate::process::Survey;
 use crate::process::proc_files::{self, Process, room_bytes};
-use crate::process::traced::unprotect;
+use crate::process::traced::{may_trace, unprotect};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -52,11 +52,8 @@ pub(super) struct Calls {
     inherited_filters: u32,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
-    /// Calls of processes whose memory is not known yet.
     early: Vec<Early>,
     waiting: Vec<Waiting>,
-    /// Calls whose arguments lie in memory that could not be read yet.
-    unread: Vec<Early>,
     under_way: Vec<UnderWay>,
 }
 
@@ -83,6 +80,16 @@ struct Early {
     listener: Arc<Listening>,
     notice: CallNotice,
     since: Instant,
+    why: TooEarly,
+}
+
+/// Why a call cannot be judged yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TooEarly {
+    /// The memory of a process that it is about is not known.
+    Memory,
+    /// Its arguments lie in memory that could not be read.
+    Arguments,
 }
 
 /// A call that was allowed.
@@ -124,7 +131,6 @@ impl Calls {
             listeners: Vec::new(),
             early: Vec::new(),
             waiting: Vec::new(),
-            unread: Vec::new(),
             under_way: Vec::new(),
         }
     }
@@ -151,7 +157,6 @@ impl Calls {
         !self.listeners.is_empty()
             && self.early.is_empty()
             && self.waiting.is_empty()
-            && self.unread.is_empty()
             && self.under_way.iter().all(is_fork)
     }
 
@@ -160,9 +165,11 @@ impl Calls {
         self.under_way.iter().any(|one| matches!(&one.effect, Effect::Trace(spaces) if spaces.contains(&space)))
     }
 
-    /// How many filters a program has at least that has none of its own.
-    pub(super) fn filters(&self) -> u32 {
-        self.inherited_filters + u32::from(!self.listeners.is_empty())
+    /// Whether a thread of a program has a filter of system calls that is not the run's: a stricter one may kill what
+    /// makes a call that the program does not make by itself. `None` for one that has ended, which makes none.
+    pub(super) fn is_filtered(&self, thread: u32) -> Option<bool> {
+        let filters = self.inherited_filters + u32::from(!self.listeners.is_empty());
+        proc_files::filters_of(thread).map(|its| its > filters)
     }
 
     fn hears_forks(&self) -> bool {
@@ -181,7 +188,9 @@ impl Calls {
             matches!(one.effect, Effect::Fork { .. })
                 || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
-        !self.early.is_empty() || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
+        // What a program keeps from being read is not asked for all the time.
+        let is_awaited = |early: &Early| early.why == TooEarly::Memory;
+        self.early.iter().any(is_awaited) || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
     }
 }
 
@@ -200,14 +209,11 @@ impl Survey {
         for listener in self.calls.listeners.clone() {
             while self.hear_call(&listener, now) {}
         }
-        for Early { listener, notice, since } in std::mem::take(&mut self.calls.early) {
+        for Early { listener, notice, since, .. } in std::mem::take(&mut self.calls.early) {
             self.begin_call(&listener, notice, since, now);
         }
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
-        }
-        for Early { listener, notice, since } in std::mem::take(&mut self.calls.unread) {
-            self.begin_call(&listener, notice, since, now);
         }
         let is_over = |one: &mut UnderWay| {
             let is_late = matches!(one.effect, Effect::Move(..)) && now.duration_since(one.since) > MOVE_PATIENCE;
@@ -249,9 +255,10 @@ impl Survey {
 
     /// Of a call that was heard of at `since`.
     fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, since: Instant, now: Instant) {
+        let early = |notice, why| Early { listener: Arc::clone(listener), notice, since, why };
         let processes = processes_of(&notice);
         if !processes.iter().all(|process| self.knows_memory_of(*process)) {
-            return self.calls.early.push(Early { listener: Arc::clone(listener), notice, since });
+            return self.calls.early.push(early(notice, TooEarly::Memory));
         }
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
@@ -259,7 +266,7 @@ impl Survey {
         let range = match range_of(&notice) {
             // It waits for its own memory, as it would in the kernel.
             Err(_) if now.saturating_duration_since(since) < ARGUMENTS_PATIENCE => {
-                return self.calls.unread.push(Early { listener: Arc::clone(listener), notice, since });
+                return self.calls.early.push(early(notice, TooEarly::Arguments));
             }
             Err(_) => return self.refuse_notice(listener, notice, "its arguments cannot be read"),
             Ok(range) => range,
@@ -504,7 +511,11 @@ fn processes_of(notice: &CallNotice) -> Vec<u32> {
         Called::PageScan { descriptor, .. } => {
             std::iter::once(notice.process).chain(scanned_process(notice.thread, descriptor)).collect()
         }
-        Called::Trace(Some(thread)) => vec![process_of(notice.process, thread)],
+        // One that the kernel refuses changes nothing, and any program can make it.
+        Called::Trace(Some(thread)) => {
+            let traced = process_of(notice.process, thread);
+            if may_trace(notice.thread, traced) { vec![traced] } else { Vec::new() }
+        }
         _ => vec![notice.process],
     }
 }
@@ -569,7 +580,9 @@ fn word_pairs(process: u32, place: u64, count: u64) -> io::Result<Vec<(u64, u64)
 /// The process whose `/proc/PID/pagemap` a descriptor of a thread is.
 fn scanned_process(thread: u32, descriptor: u32) -> Option<u32> {
     let link = std::fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
-    link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()
+    let process = link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()?;
+    // In a mount namespace of its own a program can give any file such a name.
+    may_trace(thread, process).then_some(process)
 }
 
 /// The process of a thread that `caller` names, which may be in a PID namespace below this one; the caller's own for a

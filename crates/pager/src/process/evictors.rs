@@ -15,7 +15,8 @@ use crate::limits::{
     EVICTOR_FAILED_PAUSE, EVICTOR_MISSING_SHARE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX,
 };
 use crate::process::calls::Calls;
-use crate::process::proc_files::{filters_of, has_ended};
+use crate::process::children::has_memory_of;
+use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
 
@@ -81,6 +82,10 @@ impl Survey {
         let attempt = self.next_attempt();
         let tracked = &mut self.tracked[index];
         let Some(process) = &tracked.process else { return };
+        if let Some(until) = self.user_paces.rests_until(process.number(), now) {
+            tracked.evictor_at = until;
+            return;
+        }
         tracked.evictor_at = now + EVICTOR_START_PAUSE;
         let threads = process.threads().unwrap_or_default();
         // The others are tried at the next look.
@@ -89,9 +94,10 @@ impl Survey {
         let tried = threads.iter().cycle().skip(first).take(threads.len().min(EVICTOR_THREADS_TRIED_MAX));
         let places = tracked.places;
         for thread in tried.copied() {
-            let mut is_ours = || self.proof.is_memory_of(&places, thread);
+            let mut is_ours = || has_memory_of(thread, tracked);
             let start = evictor_start(&self.calls, thread, attempt);
-            match start_evictor(&places, thread, start, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+            let borrow = |begin| start_evictor(&places, thread, start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            match self.user_paces.while_borrowing(process.number(), borrow) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
                     tracked.attempt = attempt;
@@ -116,6 +122,10 @@ impl Survey {
         let process = self.tracked[index].places.process;
         let Some(thread) = thread_of_evictor(process) else { return Ok(()) };
         let socket = take_descriptor(thread, number)?;
+        // It had this memory then, too: none comes back once the process has executed another program.
+        if !has_memory_of(thread, &self.tracked[index]) {
+            return Ok(());
+        }
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
         self.give_seat(index, &visitor).map_err(io::Error::other)
     }
@@ -124,7 +134,7 @@ impl Survey {
 /// How `thread` starts its evictor: with a directory of its own, unless the program has a filter of system calls that
 /// is not this run's.
 pub(super) fn evictor_start(calls: &Calls, thread: u32, attempt: u32) -> EvictorStart {
-    EvictorStart { attempt, has_own_directory: filters_of(thread).is_some_and(|filters| filters <= calls.filters()) }
+    EvictorStart { attempt, has_own_directory: calls.is_filtered(thread) == Some(false) }
 }
 
 fn tell_of_failure(tracked: &mut TrackedProcess) {

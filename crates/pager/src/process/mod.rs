@@ -18,7 +18,8 @@
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
-//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped.
+//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped, and what may
+//!   trace them.
 
 mod calls;
 mod children;
@@ -75,7 +76,7 @@ use self::growth::{Growth, interval};
 use self::huge_pages::{HugePageLooks, HugePagesOf};
 use self::objects::Objects;
 use self::openings::{OpeningSignals, Openings};
-use self::pace::Pace;
+use self::pace::{Pace, UserPaces};
 use self::pausing::{Hold, Respite, Restless};
 use self::proof::Proof;
 use self::staying::StayingLook;
@@ -258,6 +259,7 @@ pub struct Survey {
     excess: Excess,
     /// Of whole looks.
     pace: Pace,
+    user_paces: UserPaces,
     growth: Growth,
     /// A thread that was borrowed could not be given back yet.
     is_someone_held: bool,
@@ -306,6 +308,7 @@ impl Survey {
             holds: Vec::new(),
             excess: Excess::default(),
             pace: Pace::default(),
+            user_paces: UserPaces::default(),
             growth: Growth::default(),
             is_someone_held: false,
         })
