@@ -251,7 +251,10 @@ impl Gossip {
                 self.puller = Puller::new(now);
                 self.own.is_changed = true;
             }
-            OwnedNotification::Idle => self.seeds.on_alone(now),
+            OwnedNotification::Idle => {
+                self.take_another_name();
+                self.seeds.on_alone(now);
+            }
             OwnedNotification::Rejoin(identity) => self.on_rejoined(identity.generation),
             OwnedNotification::Defunct => {}
         }
