@@ -298,4 +298,7 @@ fn members_that_are_only_named_fill_the_list_to_its_bound_and_real_ones_stay_and
     village.give(3, Input::Join(vec![([10, 0, 0, 1], 7070).into()]));
     assert!(of(&village, 3).is_some(), "one that speaks for itself finds room");
     assert!((1..3).all(|place| of(&village, place).is_some()));
+    // The newcomer hears of many, and asks those for more that answer.
+    village.pass(2);
+    assert!((0..3).all(|place| village.state(3, place) == MemberState::Alive));
 }
