@@ -134,7 +134,11 @@ fn command_of_stranger(stranger: &Stranger) -> String {
     if !ends_by_its_device {
         return format!("kill -TERM {pid}");
     }
-    let place = registry.as_ref().map(|registry| format!("SPILLWAY_RUNTIME_DIRECTORY={registry} ")).unwrap_or_default();
+    // The line is for a shell of root, and the name is that process's own.
+    let is_safe =
+        |registry: &&String| registry.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    let place = registry.as_ref().filter(is_safe);
+    let place = place.map(|registry| format!("SPILLWAY_RUNTIME_DIRECTORY={registry} ")).unwrap_or_default();
     let as_user = if *user == 0 { String::new() } else { format!("setpriv --reuid {user} env ") };
     let off = if *user == 0 { "swap off" } else { "device off" };
     format!("{as_user}{place}spillway {off}")
@@ -178,6 +182,7 @@ mod tests {
                 stranger("donate", None, 1000),
                 stranger("serve-device", Some("/run/x"), 0),
                 stranger("serve-device", None, 1000),
+                stranger("serve-device", Some("/x;reboot"), 1000),
             ],
             dead: vec!["run '1' of a dead process".to_owned()],
             groups: vec!["/sys/fs/cgroup/spillway/run-1".into()],
@@ -192,6 +197,8 @@ mod tests {
                 "kill -TERM 7",
                 "kill -TERM 9",
                 "SPILLWAY_RUNTIME_DIRECTORY=/run/x spillway swap off",
+                "setpriv --reuid 1000 env spillway device off",
+                // A path that a shell would obey is left out.
                 "setpriv --reuid 1000 env spillway device off",
                 "spillway doctor --mend",
                 "spillway doctor --mend",
