@@ -86,8 +86,8 @@ pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
 /// docs/decisions/batch-eviction.md.
 pub const EVICTION_SAMPLE_PERCENT: u64 = 200;
 
-/// A machine that found no room counts as in need for so long: borrowers ask again every second.
-pub const NEED_TIME: Duration = Duration::from_secs(10);
+/// A machine that found no room counts as in need for so long: borrowers tell it every second.
+pub const NEED_TIME: Duration = Duration::from_secs(3);
 
 /// So much is asked back at once for one machine in need: some seconds at 1 Gb/s.
 pub const NEED_BYTES_MAX: u64 = 512 << 20;

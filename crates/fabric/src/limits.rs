@@ -249,6 +249,9 @@ pub const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// An announcement of a number so high leaves its machine no room to contradict, so that it begins a new life: at one
 /// announcement in five seconds this is reached after centuries.
 pub const SEQUENCE_MAX: u32 = u32::MAX - (1 << 20);
+/// A suspicion of an incarnation so high, of 65,536, is answered by a new life at its pace, and not by a higher
+/// incarnation: the protocol would begin new lives without a pace at the last one.
+pub const INCARNATION_MAX: u16 = u16::MAX - 1;
 /// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
 pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 

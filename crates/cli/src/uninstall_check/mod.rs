@@ -178,7 +178,8 @@ impl Found {
 
 fn describe(pid: u32) -> Option<Stranger> {
     let file = |name: &str| read_unless_leased(format!("/proc/{pid}/{name}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    // Its process may write anything there.
+    let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
     let command = plain(&command).into_owned();
     let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);

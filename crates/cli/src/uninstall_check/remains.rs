@@ -198,6 +198,7 @@ mod tests {
                 stranger("donate", None, 1000),
                 stranger("serve-device", Some("/run/x"), 0),
                 stranger("serve-device", None, 1000),
+                stranger("serve-device", Some("/x;reboot"), 1000),
             ],
             dead: vec!["run '1' of a dead process".to_owned()],
             groups: vec!["/sys/fs/cgroup/spillway/run-1".into()],
@@ -212,6 +213,8 @@ mod tests {
                 "kill -TERM 7",
                 "kill -TERM 9",
                 "SPILLWAY_RUNTIME_DIRECTORY=/run/x spillway swap off",
+                "setpriv --reuid 1000 env spillway device off",
+                // A path that a shell would obey is left out.
                 "setpriv --reuid 1000 env spillway device off",
                 "spillway doctor --mend",
                 "spillway doctor --mend",

@@ -99,7 +99,7 @@ impl Process {
         regions.iter().take(found).map(|region| region.end - region.start).sum()
     }
 
-    /// Its name; `None` when it has ended.
+    /// Its name, as it may be shown: a program gives itself any; `None` when it has ended.
     pub fn name(&self) -> Option<String> {
         let name = read_unless_leased(format!("/proc/{}/comm", self.number)).ok()?;
         Some(name_of(name.trim_ascii_end()))
@@ -245,6 +245,19 @@ mod tests {
         let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
         let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
         assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
+    }
+
+    #[test]
+    fn a_terminal_obeys_nothing_of_a_name() {
+        let name = "printf 'a\\033[2J\\nb' >/proc/$$/comm; echo; read -r end";
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", name]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert_eq!(process.name().unwrap(), "a\u{fffd}[2J\u{fffd}b");
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]
