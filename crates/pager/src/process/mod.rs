@@ -477,7 +477,10 @@ impl Survey {
     fn keep_pages(&self) {
         for tracked in &self.tracked {
             // One that ends meanwhile is found by the next look.
-            let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            let Some(Ok(mut kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            kept.extend(self.calls.words(tracked.space.id));
+            kept.sort_unstable();
+            kept.dedup();
             lock(&tracked.space.kept_pages).clone_from(&kept);
             let state = tracked.space.lock();
             let space = tracked.space.id;
