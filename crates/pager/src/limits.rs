@@ -135,6 +135,8 @@ pub const EXCESS_BYTES_MIN: u64 = 16 << 20;
 pub const EXCESS_MOMENT: Duration = Duration::from_millis(100);
 /// A program is held once the budget is exceeded by this part of what is allowed without a word.
 pub const HOLD_SHARE: i64 = 4;
+/// Programs with less than this part of the budget are not: a shell that waits, say.
+pub const HELD_SHARE: i64 = 64;
 /// How long a program is held at most, before it may go on for a moment: its pages leave all the while, and another
 /// thread of it may wait for the end of one that is held.
 pub const HOLD_MAX: Duration = Duration::from_secs(1);

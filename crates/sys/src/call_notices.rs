@@ -67,6 +67,19 @@ pub static SHARED_CALLS: [SharedCall; 17] = [
     shared_call(libc::SYS_mremap, "mremap", false, true),
 ];
 
+/// Operations of futex(2) by which the kernel writes to a word, and in which argument that is. Where its page is away
+/// or write-protected they fail with `EFAULT`: the kernel does not wait for a page there (`fault_in_user_writeable` in
+/// kernel/futex/core.c asks for no retry, without which userfaultfd refuses).
+pub const FUTEX_OPERATIONS: [(i32, usize); 7] = [
+    (libc::FUTEX_WAKE_OP, 4),
+    (libc::FUTEX_LOCK_PI, 0),
+    (libc::FUTEX_UNLOCK_PI, 0),
+    (libc::FUTEX_TRYLOCK_PI, 0),
+    (libc::FUTEX_WAIT_REQUEUE_PI, 4),
+    (libc::FUTEX_CMP_REQUEUE_PI, 4),
+    (libc::FUTEX_LOCK_PI2, 0),
+];
+
 /// `PAGEMAP_SCAN` ([`crate::pagemap`]).
 pub const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
@@ -151,6 +164,8 @@ pub enum Called {
     },
     /// `ptrace` by which a thread begins to trace this one, in the caller's numbers; `None`: the caller is traced.
     Trace(Option<u32>),
+    /// `futex` with one of [`FUTEX_OPERATIONS`], on the word at this address.
+    Futex(u64),
     /// A call after which shared memory may be reached or written to in a way that no message tells of.
     Shared {
         /// Which, by its place in [`SHARED_CALLS`].
@@ -177,6 +192,11 @@ impl Called {
                 Some(Self::PageScan { descriptor: arguments[0] as u32, argument: arguments[2] })
             }
             libc::SYS_mincore => range(arguments[1]).map(Self::Residency),
+            libc::SYS_futex => {
+                let operation = arguments[1] as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+                let known = FUTEX_OPERATIONS.iter().find(|(known, _)| *known == operation)?;
+                Some(Self::Futex(arguments[known.1]))
+            }
             libc::SYS_ptrace => {
                 let is_own = arguments[0] as u32 == libc::PTRACE_TRACEME;
                 Some(Self::Trace((!is_own).then_some(arguments[1] as u32)))
@@ -211,6 +231,7 @@ impl Called {
             Self::Residency(_) => "mincore",
             Self::PageScan { .. } => "PAGEMAP_SCAN",
             Self::Trace(_) => "ptrace",
+            Self::Futex(_) => "futex",
             Self::Shared { call, .. } => SHARED_CALLS[*call].name,
         }
     }
@@ -229,6 +250,7 @@ impl Called {
             Self::RegisterUserfaultfd { .. } | Self::PageScan { .. } => &[libc::SYS_ioctl],
             Self::Residency(_) => &[libc::SYS_mincore],
             Self::Trace(_) => &[libc::SYS_ptrace],
+            Self::Futex(_) => &[libc::SYS_futex],
             Self::Move(_) => &[libc::SYS_mremap],
             Self::Shared { call, .. } => std::slice::from_ref(&SHARED_CALLS[*call].number),
         }
@@ -467,6 +489,8 @@ mod tests {
         assert_eq!(of(libc::SYS_ioctl, [3, PAGEMAP_SCAN.into(), 0x5000, 0, 0, 0]), Some(scan));
         assert_eq!(of(libc::SYS_ptrace, [16, 7, 0, 0, 0, 0]), Some(Called::Trace(Some(7))));
         assert_eq!(of(libc::SYS_ptrace, [0; 6]), Some(Called::Trace(None)));
+        assert_eq!(of(libc::SYS_futex, [8, 6 | 128, 0, 0, 16, 0]), Some(Called::Futex(8)));
+        assert_eq!(of(libc::SYS_futex, [8, 5, 0, 0, 16, 0]), Some(Called::Futex(16)));
         assert_eq!(of(libc::SYS_read, [0; 6]), None);
         let shared = |number: i64, arguments| {
             let Some(Called::Shared { call, range }) = of(number, arguments) else { panic!("{number} is one of them") };

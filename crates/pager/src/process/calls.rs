@@ -10,6 +10,8 @@
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
 //! - What says which pages are there (`mincore`, `PAGEMAP_SCAN`): those of the range come back, are unprotected, and
 //!   stay until the call is over.
+//! - The word of a lock that the kernel takes or hands over (`futex`): its page comes back, is unprotected, and stays
+//!   until the call is over.
 //! - A program that another begins to trace is whole before that (`whole`), as long as it is traced.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
@@ -28,16 +30,20 @@ use spillway_sys::proc_text::{fields, words};
 use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
 use spillway_sys::tracee::give_back_rest;
+use spillway_sys::userfaultfd::PageError;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{ARGUMENTS_PATIENCE, CALL_PATIENCE, MOVE_PATIENCE};
 use crate::mappings::maps;
-use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::Answer;
+use crate::page_table::page_indexes::{Coming, SpaceId};
 use crate::page_table::ranges::Ranges;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::process::Survey;
 use crate::process::proc_files::{self, Process, room_bytes};
 use crate::process::traced::{may_trace, unprotect};
+use crate::threads::lock::lock;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -114,6 +120,8 @@ enum Effect {
         /// Holds them.
         _gathering: ForkPageIn,
     },
+    /// This page of these may leave again.
+    Word(Vec<SpaceId>, VirtualPage),
     /// It is seen then whether these are traced.
     Trace(Vec<SpaceId>),
     /// What is there then may be paged.
@@ -172,6 +180,14 @@ impl Calls {
         proc_files::filters_of(thread).map(|its| its > filters)
     }
 
+    /// Pages of `space` that the kernel may write to in a call that is under way.
+    pub(super) fn words(&self, space: SpaceId) -> impl Iterator<Item = VirtualPage> {
+        self.under_way.iter().filter_map(move |one| match &one.effect {
+            Effect::Word(spaces, page) => spaces.contains(&space).then_some(*page),
+            _ => None,
+        })
+    }
+
     fn hears_forks(&self) -> bool {
         self.listeners.iter().any(|listener| listener.has_forks)
     }
@@ -184,7 +200,7 @@ impl Calls {
     /// Whether a call is prepared, or under way and soon to be over.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
         let is_soon_over = |one: &UnderWay| {
-            let is_short = !matches!(one.effect, Effect::Shared);
+            let is_short = !matches!(one.effect, Effect::Shared | Effect::Word(..));
             matches!(one.effect, Effect::Fork { .. })
                 || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
@@ -376,6 +392,7 @@ impl Survey {
             Called::Residency(_) | Called::PageScan { .. } => {
                 waiting.page_in.spaces().all(|space| unprotect(&self.shared, space, range, None))
             }
+            Called::Futex(_) => waiting.page_in.spaces().all(|space| self.prepare_word(space, range)),
             // A thread has one tracer.
             Called::Trace(_) => {
                 !give_back_rest() && waiting.page_in.spaces().all(|space| self.become_whole(space, now))
@@ -385,6 +402,29 @@ impl Survey {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
             }
         }
+    }
+
+    /// Makes a page writable, which may be one that was never touched; false if that cannot be done now.
+    fn prepare_word(&self, space: &AddressSpace, range: &Range<u64>) -> bool {
+        let page = VirtualPage::at(range.start);
+        let mut state = space.lock();
+        if !self.shared.apply_events(space, &mut state) {
+            return false;
+        }
+        let answer = state.page_table.answer(page, false, &self.shared.page_indexes().volume_pages);
+        if answer == Answer::Zero {
+            match space.memory.zero(page.range()) {
+                Ok(_) => {
+                    state.page_table.filled(page, false, Coming::New, &mut self.shared.page_indexes());
+                    self.shared.budget.count(1);
+                }
+                Err(PageError::TryAgain) => return false,
+                // It is there, or is not registered.
+                Err(_) => {}
+            }
+        }
+        drop(state);
+        unprotect(&self.shared, space, range, None)
     }
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
@@ -452,6 +492,16 @@ impl Survey {
             Called::Residency(_) | Called::PageScan { .. } if !spaces.is_empty() => {
                 Effect::Residency { _gathering: page_in }
             }
+            Called::Futex(_) if !spaces.is_empty() => {
+                let page = VirtualPage::at(range.start);
+                for space in &spaces {
+                    let mut kept = lock(&space.kept_pages);
+                    if let Err(place) = kept.binary_search(&page) {
+                        kept.insert(place, page);
+                    }
+                }
+                Effect::Word(spaces.iter().map(|space| space.id).collect(), page)
+            }
             Called::Trace(_) if !spaces.is_empty() => Effect::Trace(spaces.iter().map(|space| space.id).collect()),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             Called::Shared { range: Some(_), .. } => Effect::Shared,
@@ -475,7 +525,7 @@ impl Survey {
 
     fn end_call(&mut self, effect: Effect) {
         match effect {
-            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Trace(_) => {}
+            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Word(..) | Effect::Trace(_) => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
                     let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
@@ -530,6 +580,7 @@ fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
             .into_iter()
             .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end)),
         Called::Residency(range) => Some(range.clone()),
+        Called::Futex(address) => Some(address & !(PAGE - 1)..address | (PAGE - 1)),
         // Behind `size` and `flags` of `struct pm_scan_arg` are the two ends.
         Called::PageScan { argument, .. } => {
             argument.checked_add(16).map(|place| word_pairs(notice.process, place, 1)).transpose()?.and_then(

@@ -16,6 +16,7 @@ use crate::limits::{
 };
 use crate::process::calls::Calls;
 use crate::process::children::has_memory_of;
+use crate::process::pausing::Hold;
 use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
@@ -87,7 +88,12 @@ impl Survey {
             return;
         }
         tracked.evictor_at = now + EVICTOR_START_PAUSE;
-        let threads = process.threads().unwrap_or_default();
+        let space = tracked.space.id;
+        let hold = self.holds.iter_mut().find(|hold| hold.space() == space);
+        // A program that is held stays so until its pages leave.
+        let mut pause = hold.map(Hold::pause);
+        let held = pause.as_ref().map(|pause| pause.threads()).filter(|held| !held.is_empty());
+        let threads = held.unwrap_or_else(|| process.threads().unwrap_or_default());
         // The others are tried at the next look.
         let first = tracked.threads_tried.checked_rem(threads.len()).unwrap_or(0);
         tracked.threads_tried = first + EVICTOR_THREADS_TRIED_MAX;
@@ -96,7 +102,9 @@ impl Survey {
         for thread in tried.copied() {
             let mut is_ours = || has_memory_of(thread, tracked);
             let start = evictor_start(&self.calls, thread, attempt);
-            let borrow = |begin| start_evictor(&places, thread, start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            let held = pause.as_deref_mut().filter(|pause| pause.threads().contains(&thread));
+            let borrow =
+                |begin| start_evictor(&places, (thread, held), start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
             match self.user_paces.while_borrowing(process.number(), borrow) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
@@ -144,13 +152,18 @@ fn tell_of_failure(tracked: &mut TrackedProcess) {
     }
 }
 
-fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
+/// Whether it has no evictor, and none was started, but one can be; now or in a moment.
+pub(super) fn is_without_evictor(tracked: &TrackedProcess) -> bool {
     // A thread that is to be traced by another has no other tracer; and of what is whole nothing leaves.
-    if tracked.whole.is_some()
-        || tracked.process.is_none()
-        || tracked.seat.is_some()
-        || tracked.evictor_failure.is_some()
-    {
+    tracked.attempt == 0 && may_have_evictor(tracked)
+}
+
+fn may_have_evictor(tracked: &TrackedProcess) -> bool {
+    tracked.whole.is_none() && tracked.process.is_some() && tracked.seat.is_none() && tracked.evictor_failure.is_none()
+}
+
+fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
+    if !may_have_evictor(tracked) {
         return Coming::Settled;
     }
     if tracked.attempt == 0 {

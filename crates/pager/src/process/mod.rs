@@ -363,11 +363,10 @@ impl Survey {
             || is_exceeded
             || !self.is_paging
             || self.objects.are_due(now);
-        if is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now) {
+        let is_due = is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now);
+        if is_due || self.count_memory(now) > self.shared.budget.limit_pages() {
             self.look_at_all(now, has_visitors);
             self.pace.ended(now, Instant::now());
-        } else {
-            self.count_memory(now);
         }
         self.shared.call_eviction();
         let budget = &self.shared.budget;
@@ -405,6 +404,10 @@ impl Survey {
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }
+        if self.is_paging {
+            // First, as programs that are not held fill memory while all else is done.
+            self.hold_programs(Instant::now());
+        }
         if self.is_paging || !self.shared.objects.is_empty() {
             self.keep_pages();
         }
@@ -413,7 +416,6 @@ impl Survey {
             self.register_all(now);
             self.start_evictors(now);
             self.ask_for_cleared_words(now);
-            self.make_pause(now);
             self.bring_back_for_debuggers(now);
             self.look_for_whole_blocks(now);
         }
@@ -480,7 +482,10 @@ impl Survey {
     fn keep_pages(&self) {
         for tracked in &self.tracked {
             // One that ends meanwhile is found by the next look.
-            let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            let Some(Ok(mut kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            kept.extend(self.calls.words(tracked.space.id));
+            kept.sort_unstable();
+            kept.dedup();
             lock(&tracked.space.kept_pages).clone_from(&kept);
             let state = tracked.space.lock();
             let space = tracked.space.id;
