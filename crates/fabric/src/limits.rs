@@ -77,7 +77,7 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const REASON_BYTES_MAX: usize = 512;
 
 /// Shared memory is discarded in steps of so many bytes, between which other requests are served: 0.2 ms each
-/// (measured, see docs/decisions/shm-discards.md), against 18 ms for a slab of 32 MiB at once.
+/// (measured, see docs/decisions/slabs.md), against 18 ms for a slab of 32 MiB at once.
 pub const DISCARD_STEP_BYTES: usize = 1 << 20;
 
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the
