@@ -15,7 +15,7 @@ pub const QUEUE_DEPTH_MAX: usize = 256;
 /// Credits that only demand requests may take.
 pub const CREDITS_RESERVED_FOR_DEMAND: usize = 32;
 
-/// Credits that write-back may not take: those of demand and as many for prefetching.
+/// Credits that discards, moves and refills may not take, besides those of demand: as many for prefetching.
 pub const CREDITS_RESERVED_FOR_PREFETCH: usize = 32;
 
 /// Slabs one donor lends to one borrower at most: with slabs of 1 GiB this is 4 TiB.
