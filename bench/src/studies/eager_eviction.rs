@@ -2,7 +2,7 @@
 //! as others do, when most of them leave first (the pager's way), and when all do (Leap's).
 //!
 //! It replays; no pager runs. The study `prefetching-live` has the same switch in the pager
-//! (docs/decisions/eager-eviction.md).
+//! (docs/decisions/replacement.md).
 
 use spillway_policy::prefetch::leap::Leap;
 use spillway_policy::prefetch::read_around::ReadAround;
