@@ -301,14 +301,18 @@ struct Substitute {
     child: Option<ChildProcess>,
     /// When it was started, or could not be.
     tried: Option<Instant>,
+    /// The block device is gone, and no request waits.
+    is_done: bool,
 }
 
 impl Substitute {
     fn look(&mut self, keeper: &Keeper) {
-        let is_there = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        let ended = self.child.as_mut().map(|child| child.try_wait().ok().flatten());
+        let is_there = matches!(ended, Some(None));
+        self.is_done |= ended.flatten().is_some_and(|status| status.success());
         let is_rested = self.tried.is_none_or(|tried| tried.elapsed() >= RESTART_PAUSE_MAX);
         let is_needed = keeper.memory.as_ref().is_some_and(|memory| memory.records().has_front_end());
-        if is_there || !is_rested || !is_needed {
+        if is_there || self.is_done || !is_rested || !is_needed {
             return;
         }
         self.tried = Some(Instant::now());

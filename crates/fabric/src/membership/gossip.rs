@@ -332,8 +332,8 @@ impl Gossip {
 
     fn pull(&mut self, now: Instant) {
         let Some((number, after)) = self.puller.take_due(now) else { return };
-        // Of many members that were only named, the real ones are known soon, and what these know: in turns one is asked
-        // that never answered, one that did, and any.
+        // Of many members that were only named, the real ones are known soon, and what these know: in turns one is
+        // asked that never answered, one that did, and any.
         let is_heard = |member: &&foca::Member<Identity>| self.answers.has(member.id());
         let wanted = |member: &&foca::Member<Identity>| match number % 3 {
             0 => !is_heard(member),
