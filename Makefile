@@ -1,6 +1,6 @@
 # Spillway: two commands set everything up on a fresh Debian-like machine: `make demo` and `make test`.
 #
-#   make demo    builds, runs real programs with embedded donors, shows the result (about three minutes)
+#   make demo    builds, runs real programs with embedded donors, shows the result (two to three minutes after the build)
 #   make test    the tests
 #   make bench   side-by-side comparisons, into bench/results/
 #   make soak    long runs of the failure tests (minutes each; SPILLWAY_SOAK_SECONDS sets their length), and what takes minutes in virtual machines

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Slabs when none is asked for: small enough that a device of a few hundred MiB spreads over three donors, large
-/// enough that a device of 1 TiB has 32 thousand of them; docs/decisions/slab-size.md has the measurement.
+/// enough that a device of 1 TiB has 32 thousand of them; docs/decisions/slabs.md has the measurement.
 pub(crate) const SLAB_SIZE_BYTES_DEFAULT: u64 = 32 << 20;
 
 /// Smallest device: the kernel's swap needs ten pages, a file system some megabytes; below this nothing is gained.

@@ -14,6 +14,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 use spillway_donor::DonorStatus;
+use spillway_fabric::plain_text::plain;
 use spillway_pager::pager::PagerStatus;
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
@@ -214,7 +215,7 @@ fn program_in(line: &[u8]) -> Option<String> {
     let mut words = strings::all(line).skip_while(|word| *word != b"--");
     let file = Path::new(OsStr::from_bytes(words.nth(1)?)).file_name()?.to_string_lossy().into_owned();
     // What a terminal would obey, it shall not see.
-    Some(file.replace(char::is_control, "?"))
+    Some(plain(&file).into_owned())
 }
 
 /// Whether a device's line of health says that all is well.
@@ -274,7 +275,7 @@ mod tests {
     #[test]
     fn a_run_is_named_by_its_program() {
         assert_eq!(program_in(b"spillway\0run\0--local\x001G\0--\0/usr/bin/sort\0-n\0"), Some("sort".to_owned()));
-        assert_eq!(program_in(b"spillway\0run\0--\0a\x1b[2Jb\0"), Some("a?[2Jb".to_owned()));
+        assert_eq!(program_in(b"spillway\0run\0--\0a\x1b[2Jb\0"), Some("a\u{fffd}[2Jb".to_owned()));
         assert_eq!((program_in(b"spillway\0status\0"), program_in(b"spillway\0run\0--\0")), (None, None));
         let run = Thing { program: Some("sort".to_owned()), ..examples::run("7", 0) };
         assert_eq!((run.title(), examples::run("7", 0).title()), ("sort 7".to_owned(), "7".to_owned()));

@@ -24,9 +24,10 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
     write(&line)
 }
 
-/// Tells people something on standard error, as `eprint!` does, but for this: what cannot be told ends nothing.
+/// Tells people something on standard error, as `eprint!` does, but for this: what cannot be told ends nothing, and a
+/// terminal obeys nothing of it.
 pub(crate) fn tell(text: fmt::Arguments<'_>) {
-    let _ = io::stderr().lock().write_fmt(text);
+    let _ = io::stderr().lock().write_all(shown(&text.to_string()).as_bytes());
 }
 
 /// As `eprintln!`, by [`tell`].

@@ -181,6 +181,13 @@ const README_LINES_MAX: usize = 100;
 /// See [`README_LINES_MAX`].
 const DECISION_LINES_MAX: usize = 80;
 
+/// Decision records: more are a diary. A record of a decision that no longer stands goes, records of one subject are
+/// merged.
+const DECISIONS_MAX: usize = 30;
+
+/// What each of them has.
+const DECISION_HEADINGS: [&str; 4] = ["## Context", "## Decision", "## Result", "## Rejected"];
+
 #[test]
 fn readme_and_decisions_are_short() {
     let root = root();
@@ -189,6 +196,13 @@ fn readme_and_decisions_are_short() {
     let decisions = files(&root.join("docs/decisions"), ".md");
     let long: Vec<_> = decisions.iter().filter(|path| lines(path) > DECISION_LINES_MAX).collect();
     assert!(long.is_empty() && !decisions.is_empty(), "more than {DECISION_LINES_MAX} lines: {long:?}");
+    assert!(decisions.len() <= DECISIONS_MAX, "more than {DECISIONS_MAX} decision records");
+    let has_all = |path: &&PathBuf| {
+        let text = fs::read_to_string(path).unwrap();
+        DECISION_HEADINGS.iter().all(|heading| text.lines().any(|line| line.starts_with(heading)))
+    };
+    let parted: Vec<_> = decisions.iter().filter(|path| !has_all(path)).collect();
+    assert!(parted.is_empty(), "not with all of {DECISION_HEADINGS:?}: {parted:?}");
 }
 
 #[test]

@@ -340,8 +340,10 @@ fn open_front_end(
     }
     let left = kept.and_then(|kept| kept.state.records().front_end::<FrontEndIdentity>());
     let opened = match left.map(|identity| choice::take_over(&identity, &front_end)) {
-        // Unplugged and plugged in again.
-        Some(Err(error)) if kept.is_some_and(|kept| kept.outlives_block_device) => {
+        // Unplugged and plugged in again. One that is there has users, who wait for a process that takes it over.
+        Some(Err(error @ (FrontEndError::Missing(_) | FrontEndError::Invalid(_))))
+            if kept.is_some_and(|kept| kept.outlives_block_device) =>
+        {
             tracing::warn!("the block device is not there any more, a new one is made: {error}");
             choice::open(config.front_end, &front_end)?
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// I/O threads of a device unless told otherwise; docs/decisions/io-threads.md has the measurement.
+/// I/O threads of a device unless told otherwise (docs/decisions/io-threads.md).
 pub const IO_THREADS_DEFAULT: usize = 2;
 
 /// How long stopping a device waits for others to close it (probing programs open every new device for a moment).

@@ -83,11 +83,11 @@ pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Percent of the bytes wanted that are sampled at random for an eviction: E + E' with E' = E, where Infiniswap's
 /// analysis finds enough lightly active slabs with a probability of 0.999 while 20 % are busy; measured in
-/// docs/decisions/batch-eviction.md.
+/// docs/decisions/lender.md.
 pub const EVICTION_SAMPLE_PERCENT: u64 = 200;
 
-/// A machine that found no room counts as in need for so long: borrowers ask again every second.
-pub const NEED_TIME: Duration = Duration::from_secs(10);
+/// A machine that found no room counts as in need for so long: borrowers tell it every second.
+pub const NEED_TIME: Duration = Duration::from_secs(3);
 
 /// So much is asked back at once for one machine in need: some seconds at 1 Gb/s.
 pub const NEED_BYTES_MAX: u64 = 512 << 20;

@@ -4,7 +4,7 @@
 //! A discard punches its pages out of the slab's file on the I/O thread itself, step by step. This measures how long
 //! all of it and the longest step take. It measures how long reads take on another thread while one discards and
 //! writes all the time, and how long a slab takes to be mapped meanwhile. What follows from it is in
-//! `docs/decisions/shm-discards.md`.
+//! `docs/decisions/slabs.md`.
 
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 

@@ -1,7 +1,9 @@
 //! Credit-based flow control, as in HPBD: what bounds the requests in flight, and lets urgent ones pass.
 //!
 //! A queue pair has [`QUEUE_DEPTH_MAX`] credits. Each request in flight holds one. A class may take a credit only while
-//! more remain than are reserved for the classes above it, so a fault never waits behind a queue full of write-back.
+//! more remain than are reserved for the classes above it. So no fault waits for a credit that discards, moves or
+//! refills hold ([`Priority::WriteBack`]). Pages that leave are [`Priority::Demand`], as a program may wait for their
+//! room, and so they share the credits of faults.
 //!
 //! Invariant: credits held plus credits free are [`QUEUE_DEPTH_MAX`].
 

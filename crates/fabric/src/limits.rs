@@ -15,7 +15,7 @@ pub const QUEUE_DEPTH_MAX: usize = 256;
 /// Credits that only demand requests may take.
 pub const CREDITS_RESERVED_FOR_DEMAND: usize = 32;
 
-/// Credits that write-back may not take: those of demand and as many for prefetching.
+/// Credits that discards, moves and refills may not take, besides those of demand: as many for prefetching.
 pub const CREDITS_RESERVED_FOR_PREFETCH: usize = 32;
 
 /// Slabs one donor lends to one borrower at most: with slabs of 1 GiB this is 4 TiB.
@@ -77,7 +77,7 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const REASON_BYTES_MAX: usize = 512;
 
 /// Shared memory is discarded in steps of so many bytes, between which other requests are served: 0.2 ms each
-/// (measured, see docs/decisions/shm-discards.md), against 18 ms for a slab of 32 MiB at once.
+/// (measured, see docs/decisions/slabs.md), against 18 ms for a slab of 32 MiB at once.
 pub const DISCARD_STEP_BYTES: usize = 1 << 20;
 
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the
@@ -249,6 +249,9 @@ pub const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// An announcement of a number so high leaves its machine no room to contradict, so that it begins a new life: at one
 /// announcement in five seconds this is reached after centuries.
 pub const SEQUENCE_MAX: u32 = u32::MAX - (1 << 20);
+/// A suspicion of an incarnation so high, of 65,536, is answered by a new life at its pace, and not by a higher
+/// incarnation: the protocol would begin new lives without a pace at the last one.
+pub const INCARNATION_MAX: u16 = u16::MAX - 1;
 /// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
 pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 

@@ -49,11 +49,11 @@ pub struct Tag(pub u32);
 /// need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// An application waits for this page.
+    /// An application waits for this page, or for the room of this page, which leaves.
     Demand,
     /// A page that is expected to be asked for soon.
     Prefetch,
-    /// Pages that leave, are moved or are refilled in the background.
+    /// Pages that are discarded, moved or refilled: no application waits for them.
     WriteBack,
 }
 

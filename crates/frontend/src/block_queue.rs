@@ -20,7 +20,7 @@ pub(super) fn tune(device: &Path) {
 
 /// Lets each request end on the CPU that made it. Without this, a driver with one queue ends a request on the CPU that
 /// answers. That takes one switch more, to the CPU's softirq thread, which then wakes the program from there
-/// (`blk_mq_complete_request_remote` in Linux's `block/blk-mq.c`; docs/decisions/fuse-rings.md).
+/// (`blk_mq_complete_request_remote` in Linux's `block/blk-mq.c`; docs/decisions/fuse.md).
 pub(super) fn end_where_made(device: &Path) {
     let _ = fs::write(settings(device).join("rq_affinity"), "2");
 }

@@ -2,7 +2,7 @@
 //!
 //! The order of [`FrontEndKind::BEST_FIRST`] is by the work of one request: ublk passes it through a shared ring, NBD
 //! through a socket, loop over FUSE through two drivers and a kernel worker (docs/measurements.md, "ublk and NBD, in
-//! an emulated guest"). Rings spare loop over FUSE system calls (docs/decisions/fuse-rings.md).
+//! an emulated guest"). Rings spare loop over FUSE system calls (docs/decisions/fuse.md).
 
 use std::fmt;
 use std::str::FromStr;

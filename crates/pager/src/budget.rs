@@ -91,7 +91,7 @@ impl Budget {
 
     /// Pages that programs may have: the pool takes the rest of the budget. What can be paged keeps a part of it
     /// ([`PAGED_SHARE`]) however much stays, or programs would do nothing but wait for their pages
-    /// (docs/decisions/pager-staying.md).
+    /// (docs/decisions/pager-survey.md).
     pub fn limit_pages(&self) -> i64 {
         let pages = self.pages();
         pages.max(self.staying.load(Ordering::Relaxed) + pages / PAGED_SHARE)

@@ -135,6 +135,8 @@ pub const EXCESS_BYTES_MIN: u64 = 16 << 20;
 pub const EXCESS_MOMENT: Duration = Duration::from_millis(100);
 /// A program is held once the budget is exceeded by this part of what is allowed without a word.
 pub const HOLD_SHARE: i64 = 4;
+/// Programs with less than this part of the budget are not: a shell that waits, say.
+pub const HELD_SHARE: i64 = 64;
 /// How long a program is held at most, before it may go on for a moment: its pages leave all the while, and another
 /// thread of it may wait for the end of one that is held.
 pub const HOLD_MAX: Duration = Duration::from_secs(1);
@@ -155,11 +157,20 @@ pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would
 /// end.
 pub const EVICTOR_START_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait before a thread that cannot be asked is asked again, and the user told: by then threads of glibc
+/// need no question, also on a machine that is emulated.
+pub const QUESTION_AGAIN_PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait after an evictor could not start in its program (a filter of system calls forbids it, say).
 pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that
 /// becomes nothing larger is no news.
 pub const EVICTOR_MISSING_SHARE: i64 = 16;
+/// A thread that is borrowed for longer has done something else than what it was borrowed for, or the machine is busy.
+pub const BORROWED_WELL_MAX: Duration = Duration::from_millis(200);
+/// A user whose programs kept the survey waiting does without that for so many times as long ...
+pub const USER_REST_TIMES: u32 = 20;
+/// ... or for so long, if that is less. So a user can take a twentieth of the survey's time.
+pub const USER_REST_MAX: Duration = Duration::from_secs(60);
 /// Threads of a program that are tried at one look.
 pub const EVICTOR_THREADS_TRIED_MAX: usize = 16;
 
@@ -287,6 +298,9 @@ pub const WHOLE_PAUSE_MAX: Duration = Duration::from_mins(1);
 /// Of so many threads of a program it is heard when their own files of `/proc` are opened: that takes two descriptors
 /// each. Debuggers open those of the first one.
 pub const OPENINGS_THREADS_MAX: usize = 4;
+
+/// Descriptors that are looked at for one program of another user: a twentieth of a second.
+pub const OPENINGS_DESCRIPTORS_MAX: usize = 16_384;
 
 /// Of so many programs the user is told by name that their memory is read by such files.
 pub const OPENINGS_TOLD_MAX: u32 = 16;

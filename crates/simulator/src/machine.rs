@@ -1,8 +1,10 @@
 //! The donor's side of a machine: its memory, a [`Lender`], and slabs that have a content.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use spillway_donor::connections;
 use spillway_donor::host_memory::{Bound, MemorySample};
 use spillway_donor::lender::leases::SessionId;
 use spillway_donor::lender::{Input, Lender, LenderConfig, Output, SlabId};
@@ -51,6 +53,11 @@ pub(crate) struct Machine {
     lent: BTreeSet<SlabId>,
     /// When its Lender wants to be asked again.
     pub(crate) wake_at: Option<Instant>,
+}
+
+/// How donors tell a borrower's machine from others.
+pub(crate) fn seen_by_donors(borrower: usize) -> connections::Machine {
+    connections::Machine::At(Ipv4Addr::from_bits(borrower as u32).into())
 }
 
 impl Machine {
@@ -153,9 +160,9 @@ impl Machine {
         }
     }
 
-    /// What its donor could lend now, and the machine could give.
-    pub(crate) fn room_bytes(&self) -> u64 {
-        let lendable = self.lender.as_ref().map_or(0, Lender::free_to_lend_bytes);
+    /// What its donor could lend to a machine now, and could give.
+    pub(crate) fn room_bytes(&self, borrower: usize) -> u64 {
+        let lendable = self.lender.as_ref().map_or(0, |lender| lender.free_for_bytes(seen_by_donors(borrower)));
         lendable.min(self.sample().available_bytes)
     }
 

@@ -26,15 +26,18 @@ fn settled(replicas: u8, seed: u64) -> Cluster {
 
 #[test]
 fn three_copies_outlive_two_machines() {
+    let mut copies_lost = 0;
     for seed in 0..SEEDS {
         let mut cluster = settled(3, seed);
         let stored = cluster.slabs_stored();
         assert!(stored > 50, "seed {seed}: programs have written only {stored} slabs");
         let fate = cluster.lose_two_at_once(seed.is_multiple_of(3));
         assert_eq!(fate.lost, 0, "seed {seed}: {fate:?}");
-        assert!(fate.copies_lost > 0, "seed {seed}: the two held nothing");
+        copies_lost += fate.copies_lost;
         cluster.mend();
     }
+    // Two machines that the others found late may hold nothing, so that one cluster shows nothing.
+    assert!(copies_lost > 20 * SEEDS, "all pairs together held only {copies_lost} copies");
 }
 
 #[test]

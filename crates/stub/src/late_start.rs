@@ -6,7 +6,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use spillway_sys::process_memory;
-use spillway_sys::tracee::{self, Call, TraceError};
+use spillway_sys::tracee::{self, Call, Pause, TraceError};
 
 use crate::protocol::{CALL_STACK_END, CELL_WORDS, EvictorStart, UNKNOWN_WORD, question};
 
@@ -59,20 +59,20 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an evictor, as an attempt whose number is new to the program, and gives the thread back;
-/// begins by `deadline`. The evictor then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is
+/// Lets thread `thread`, one of those of `pause` if the program is held, start an evictor, as an attempt whose number is
+/// new to the program, and gives the thread back or holds it again; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is
 /// asked of the stopped thread's memory, and nothing happens to a thread of which it denies that: between any look at
 /// a process and a stop of its thread, the process may become another program, with more rights. With
 /// [`TraceError::Unsuitable`], try another thread, or later.
 pub fn start_evictor(
     places: &ProgramPlaces,
-    thread: u32,
+    (thread, pause): (u32, Option<&mut Pause>),
     start: EvictorStart,
     is_ours: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
     let is_done = |cell: CellContent| cell.attempt == start.attempt;
-    call_stub(places, thread, (start.word(), START_PATIENCE), is_ours, is_done, deadline)
+    call_stub(places, (thread, pause), (start.word(), START_PATIENCE), is_ours, is_done, deadline)
 }
 
 /// Where the kernel clears a word when thread `thread` ends (`CLONE_CHILD_CLEARTID`, set_tid_address(2)); `None` if
@@ -90,7 +90,7 @@ pub fn cleared_word(
         address = cell.answer.1;
         cell.answer.0 == number
     };
-    call_stub(places, thread, (question(number), START_PATIENCE), is_ours, is_done, deadline)?;
+    call_stub(places, (thread, None), (question(number), START_PATIENCE), is_ours, is_done, deadline)?;
     match address {
         UNKNOWN_WORD => Err(TraceError::Failed),
         address => Ok((address != 0).then_some(address)),
@@ -100,7 +100,7 @@ pub fn cleared_word(
 /// Lets thread `thread` call the stub's function with an argument, for so long at most.
 fn call_stub(
     places: &ProgramPlaces,
-    thread: u32,
+    (thread, pause): (u32, Option<&mut Pause>),
     (argument, patience): (u64, Duration),
     is_ours: &mut dyn FnMut() -> bool,
     mut is_done: impl FnMut(CellContent) -> bool,
@@ -109,9 +109,14 @@ fn call_stub(
     assert_ne!(places.process, std::process::id(), "a thread of another process is borrowed");
     let stack_end = places.cell + CALL_STACK_END as u64;
     let call = Call { function: places.start_evictor, argument, stack_end, patience };
-    let is_finished = || read_cell(places).is_ok_and(|cell| cell.has_returned && is_done(cell));
+    let mut is_finished = || read_cell(places).is_ok_and(|cell| cell.has_returned && is_done(cell));
     // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory
     // is that of the program which said itself that its function for this is there, as `is_ours` finds. The stack is
     // the stub's, for this call alone.
-    unsafe { tracee::call(places.process, thread, &call, is_ours, is_finished, deadline) }
+    unsafe {
+        match pause {
+            Some(pause) => pause.call(thread, &call, is_ours, &mut is_finished, deadline),
+            None => tracee::call(places.process, thread, &call, is_ours, is_finished, deadline),
+        }
+    }
 }

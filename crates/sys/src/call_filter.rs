@@ -3,12 +3,14 @@
 //! A thread that installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the
 //! program. The program, its children and all that they execute inherit it. A call that is never asked about costs
 //! what any filter costs: the kernel knows these by their numbers alone (`seccomp_cache_prepare` in
-//! kernel/seccomp.c), and runs the filter for `clone`, `ioctl`, `madvise`, `mremap`, `process_madvise` and `ptrace`
-//! only.
+//! kernel/seccomp.c), and runs the filter for `clone`, `futex`, `ioctl`, `madvise`, `mremap`, `process_madvise` and
+//! `ptrace` only.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+#[cfg(doc)]
+use crate::call_notices::FUTEX_OPERATIONS;
 use crate::call_notices::{GUARD_ADVICES, OBJECT_ADVICES, PAGEMAP_SCAN, SHARED_CALLS};
 
 /// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that no thread is to be asked about: the pager's
@@ -158,6 +160,7 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
     let call = |number: u32| [Load(NUMBER), Is(number)];
     let mut rules: Vec<Vec<Step>> =
         vec![vec![Load(MACHINE), IsNot(X86_64), End(ALLOW)], vec![Load(NUMBER), Has(X32), End(ALLOW)]];
+    rules.extend(futex_rules());
     let mut add = |number: u32, steps: &[Step]| rules.push(call(number).iter().chain(steps).copied().collect());
     if asked.guards {
         add(MADVISE, &[Load(low(2)), IsOneOf(GUARD_ADVICES), End(ASK)]);
@@ -182,6 +185,22 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
     }
     rules.push(vec![End(ALLOW)]);
     rules.iter().flat_map(|steps| rule(steps)).collect()
+}
+
+/// The operations of [`FUTEX_OPERATIONS`], told apart by their bits from those that wait and wake, which are the most.
+fn futex_rules() -> [Vec<Step>; 5] {
+    use Step::{End, Has, HasNot, Is, Load};
+    let rule = |steps: &[Step], verdict: u32| {
+        let futex = [Load(NUMBER), Is(libc::SYS_futex as u32), Load(low(1))];
+        futex.iter().chain(steps).copied().chain([End(verdict)]).collect()
+    };
+    [
+        rule(&[HasNot(12)], ALLOW),
+        rule(&[Has(4), Has(3)], ASK),
+        rule(&[Has(8), Has(4)], ASK),
+        rule(&[Has(8), HasNot(7)], ASK),
+        rule(&[Has(8), Has(2), Has(1)], ASK),
+    ]
 }
 
 /// What is asked about because it depends on which pages are there: the kernel says which, or a thread is traced, whose
@@ -267,7 +286,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::call_notices::{CallNotices, Called, Probe};
+    use crate::call_notices::{CallNotices, Called, FUTEX_OPERATIONS, Probe};
 
     const PROBE: Probe = Probe { flags: 1 << 16, stack: 7, answer: 5 };
 
@@ -328,6 +347,13 @@ mod tests {
         assert_eq!(of(libc::SYS_ioctl, [3, PAGEMAP_SCAN.into(), 9, 0, 0, 0]), ASK);
         for (request, expected) in [(0, ASK), (16, ASK), (0x4206, ASK), (2, ALLOW), (17, ALLOW)] {
             assert_eq!(of(libc::SYS_ptrace, [request, 7, 0, 0, 0, 0]), expected, "{request}");
+        }
+        for operation in 0..14 {
+            let is_meant = FUTEX_OPERATIONS.iter().any(|(known, _)| *known == operation);
+            for flags in [0, libc::FUTEX_PRIVATE_FLAG as u64 | libc::FUTEX_CLOCK_REALTIME as u64] {
+                let found = of(libc::SYS_futex, [0x1000, operation as u64 | flags, 1, 0, 0x2000, 0]);
+                assert_eq!(found, if is_meant { ASK } else { ALLOW }, "{operation}");
+            }
         }
         let few = instructions(Asked::default());
         for number in [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_mremap] {

@@ -15,7 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::proc_text::fields;
+use crate::proc_text::{fields, words};
 use crate::process_stat::ProcessStat;
 use crate::whereabouts::Whereabouts;
 
@@ -65,6 +65,19 @@ pub static SHARED_CALLS: [SharedCall; 17] = [
     shared_call(libc::SYS_process_madvise, "process_madvise with MADV_REMOVE or MADV_COLLAPSE", false, false),
     shared_call(libc::SYS_madvise, "madvise with MADV_REMOVE or MADV_COLLAPSE", false, true),
     shared_call(libc::SYS_mremap, "mremap", false, true),
+];
+
+/// Operations of futex(2) by which the kernel writes to a word, and in which argument that is. Where its page is away
+/// or write-protected they fail with `EFAULT`: the kernel does not wait for a page there (`fault_in_user_writeable` in
+/// kernel/futex/core.c asks for no retry, without which userfaultfd refuses).
+pub const FUTEX_OPERATIONS: [(i32, usize); 7] = [
+    (libc::FUTEX_WAKE_OP, 4),
+    (libc::FUTEX_LOCK_PI, 0),
+    (libc::FUTEX_UNLOCK_PI, 0),
+    (libc::FUTEX_TRYLOCK_PI, 0),
+    (libc::FUTEX_WAIT_REQUEUE_PI, 4),
+    (libc::FUTEX_CMP_REQUEUE_PI, 4),
+    (libc::FUTEX_LOCK_PI2, 0),
 ];
 
 /// `PAGEMAP_SCAN` ([`crate::pagemap`]).
@@ -151,6 +164,8 @@ pub enum Called {
     },
     /// `ptrace` by which a thread begins to trace this one, in the caller's numbers; `None`: the caller is traced.
     Trace(Option<u32>),
+    /// `futex` with one of [`FUTEX_OPERATIONS`], on the word at this address.
+    Futex(u64),
     /// A call after which shared memory may be reached or written to in a way that no message tells of.
     Shared {
         /// Which, by its place in [`SHARED_CALLS`].
@@ -177,6 +192,11 @@ impl Called {
                 Some(Self::PageScan { descriptor: arguments[0] as u32, argument: arguments[2] })
             }
             libc::SYS_mincore => range(arguments[1]).map(Self::Residency),
+            libc::SYS_futex => {
+                let operation = arguments[1] as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+                let known = FUTEX_OPERATIONS.iter().find(|(known, _)| *known == operation)?;
+                Some(Self::Futex(arguments[known.1]))
+            }
             libc::SYS_ptrace => {
                 let is_own = arguments[0] as u32 == libc::PTRACE_TRACEME;
                 Some(Self::Trace((!is_own).then_some(arguments[1] as u32)))
@@ -211,6 +231,7 @@ impl Called {
             Self::Residency(_) => "mincore",
             Self::PageScan { .. } => "PAGEMAP_SCAN",
             Self::Trace(_) => "ptrace",
+            Self::Futex(_) => "futex",
             Self::Shared { call, .. } => SHARED_CALLS[*call].name,
         }
     }
@@ -229,6 +250,7 @@ impl Called {
             Self::RegisterUserfaultfd { .. } | Self::PageScan { .. } => &[libc::SYS_ioctl],
             Self::Residency(_) => &[libc::SYS_mincore],
             Self::Trace(_) => &[libc::SYS_ptrace],
+            Self::Futex(_) => &[libc::SYS_futex],
             Self::Move(_) => &[libc::SYS_mremap],
             Self::Shared { call, .. } => std::slice::from_ref(&SHARED_CALLS[*call].number),
         }
@@ -275,7 +297,7 @@ pub struct AllowedCall {
 /// By what one sees that a thread came out of a call.
 #[derive(Debug)]
 struct Traces {
-    children: HashSet<String>,
+    children: HashSet<u32>,
     user_ticks: u64,
     cpu_ticks: u64,
 }
@@ -390,8 +412,8 @@ impl AllowedCall {
 
     /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile.
     /// One that started within the same tick as the fork was allowed is not known to be new.
-    fn is_new(&self, child: &str) -> bool {
-        let stat = child.parse().ok().and_then(|child| ProcessStat::of_process(child).ok());
+    fn is_new(&self, child: u32) -> bool {
+        let stat = ProcessStat::of_process(child).ok();
         stat.and_then(|stat| stat.start_ticks()).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
     }
 }
@@ -415,18 +437,18 @@ impl Traces {
         let directory = format!("/proc/{process}/task/{thread}");
         let stat = ProcessStat::of_thread(process, thread)?;
         // Kernels without this list show the other traces.
-        let children = fs::read_to_string(format!("{directory}/children")).unwrap_or_default();
+        let children = read_unless_leased(format!("{directory}/children")).unwrap_or_default();
         Ok(Self {
-            children: children.split_whitespace().map(str::to_owned).collect(),
+            children: words::processes(&children).collect(),
             user_ticks: stat.user_ticks().ok_or(io::ErrorKind::InvalidData)?,
             cpu_ticks: stat.cpu_ticks().ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 
     /// Whether there is a child that `is_new`, or the thread has run much since.
-    fn shows_more_than(&self, before: &Self, is_new: impl Fn(&str) -> bool) -> bool {
+    fn shows_more_than(&self, before: &Self, is_new: impl Fn(u32) -> bool) -> bool {
         self.user_ticks > before.user_ticks + FORK_TICKS_MAX
-            || self.children.difference(&before.children).any(|child| is_new(child))
+            || self.children.difference(&before.children).any(|child| is_new(*child))
     }
 }
 
@@ -467,6 +489,8 @@ mod tests {
         assert_eq!(of(libc::SYS_ioctl, [3, PAGEMAP_SCAN.into(), 0x5000, 0, 0, 0]), Some(scan));
         assert_eq!(of(libc::SYS_ptrace, [16, 7, 0, 0, 0, 0]), Some(Called::Trace(Some(7))));
         assert_eq!(of(libc::SYS_ptrace, [0; 6]), Some(Called::Trace(None)));
+        assert_eq!(of(libc::SYS_futex, [8, 6 | 128, 0, 0, 16, 0]), Some(Called::Futex(8)));
+        assert_eq!(of(libc::SYS_futex, [8, 5, 0, 0, 16, 0]), Some(Called::Futex(16)));
         assert_eq!(of(libc::SYS_read, [0; 6]), None);
         let shared = |number: i64, arguments| {
             let Some(Called::Shared { call, range }) = of(number, arguments) else { panic!("{number} is one of them") };
@@ -507,19 +531,19 @@ mod tests {
 
     #[test]
     fn a_new_child_or_much_time_shows_that_a_fork_is_over() {
-        let traces = |children: &[&str], user_ticks| Traces {
-            children: children.iter().map(|child| (*child).to_owned()).collect(),
+        let traces = |children: &[u32], user_ticks| Traces {
+            children: children.iter().copied().collect(),
             user_ticks,
             cpu_ticks: user_ticks,
         };
-        let before = traces(&["7", "8"], 5);
-        let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != "10");
-        assert!(!shows_more(&traces(&["7", "8"], 5)));
-        assert!(!shows_more(&traces(&["8"], 5)), "another child ended");
-        assert!(!shows_more(&traces(&["7", "8", "10"], 5)), "a child of a thread that ended");
-        assert!(shows_more(&traces(&["8", "9"], 5)));
-        assert!(!shows_more(&traces(&["7", "8"], 5 + FORK_TICKS_MAX)), "a fork of much memory takes its time");
-        assert!(shows_more(&traces(&["7", "8"], 6 + FORK_TICKS_MAX)));
+        let before = traces(&[7, 8], 5);
+        let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != 10);
+        assert!(!shows_more(&traces(&[7, 8], 5)));
+        assert!(!shows_more(&traces(&[8], 5)), "another child ended");
+        assert!(!shows_more(&traces(&[7, 8, 10], 5)), "a child of a thread that ended");
+        assert!(shows_more(&traces(&[8, 9], 5)));
+        assert!(!shows_more(&traces(&[7, 8], 5 + FORK_TICKS_MAX)), "a fork of much memory takes its time");
+        assert!(shows_more(&traces(&[7, 8], 6 + FORK_TICKS_MAX)));
     }
 
     #[test]

@@ -75,6 +75,11 @@ pub fn read_unless_leased(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
+/// The same of a file with text for people and for this program, such as those of memory groups, which a user may own.
+pub fn text_unless_leased(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&read_unless_leased(path)?).into_owned())
+}
+
 /// Readable when a file is being opened on which this thread has a lease.
 #[derive(Debug)]
 pub struct LeaseSignals {

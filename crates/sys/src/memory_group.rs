@@ -5,11 +5,12 @@
 //! of other machines' programs with it; a pager that brought more back would have the program killed. Both versions
 //! of the interface are understood; a group without a limit does not count.
 
-use std::fs;
 use std::path::Path;
 
+use crate::lease::read_unless_leased;
 use crate::memory_hierarchy::{Hierarchy, Version};
 use crate::proc_text::fields::counter_of;
+use crate::proc_text::words;
 
 /// Version 1 says "no limit" by the largest multiple of a page in 63 bits; no machine has half of it.
 const UNLIMITED_BYTES_MIN: u64 = 1 << 62;
@@ -46,18 +47,19 @@ fn available_in(group: &Path, version: Version) -> Option<u64> {
         return None;
     }
     let used_bytes = number(&group.join(used)).unwrap_or(0);
-    let statistics = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let statistics = read_unless_leased(group.join("memory.stat")).unwrap_or_default();
     let cached_bytes = counter_of(&statistics, cached).unwrap_or(0);
     Some(limit_bytes.saturating_sub(used_bytes.saturating_sub(cached_bytes)))
 }
 
 /// The number in a file; none if there is no file, or it says `max`.
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    words::numbers(&read_unless_leased(path).ok()?).next()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
     use super::*;

@@ -18,6 +18,8 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawMode, Stat};
 use rustix::io::Errno;
 
+use crate::proc_text::{lines, words};
+
 /// Links on one way, as many as the kernel follows (`MAXSYMLINKS`).
 const LINKS_MAX: u32 = 40;
 
@@ -127,8 +129,8 @@ fn is_trusted(owner: u32) -> bool {
 
 /// Whether root of the machine, or of the container, has a number in this user namespace.
 fn knows_root() -> bool {
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
+    let map = std::fs::read("/proc/self/uid_map").unwrap_or_default();
+    let counts = lines(&map).filter_map(words::first).map(|[_, _, count]: [u64; 3]| count);
     // A namespace of a single user is what `unshare` makes without rights.
     map.is_empty() || counts.sum::<u64>() > 1
 }

@@ -83,6 +83,13 @@ pub fn innermost_number(pid: u32) -> Option<u32> {
     words::processes(fields::value_of(&status, "NSpid")?).skip(1).last()
 }
 
+/// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
+pub fn user_of(pid: u32) -> io::Result<u32> {
+    let status = read_unless_leased(format!("/proc/{pid}/status"))?;
+    let user = fields::value_of(&status, "Uid").and_then(|users| words::processes(users).next());
+    user.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// How often the calling thread waited for a page from a device since it started.
 pub fn major_fault_count() -> u64 {
     // SAFETY: plain numbers, for which all zeroes are valid.

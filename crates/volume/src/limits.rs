@@ -44,7 +44,7 @@ pub const SUB_REQUESTS_RESERVED: usize = CREDITS_RESERVED_FOR_DEMAND;
 pub const NETWORK_BYTES_PER_US: u64 = 1250;
 
 /// A prefetch is posted while those in flight on its queue pair bring less than this. A fault finds so much, and one
-/// request, ahead of it on a connection: 0.9 ms on a network of 10 Gbit/s (docs/decisions/prefetch-priority.md).
+/// request, ahead of it on a connection: 0.9 ms on a network of 10 Gbit/s (docs/decisions/traffic-order.md).
 pub const PREFETCHED_BYTES_NEAR: u64 = 1 << 20;
 /// The same for donors that are farther than that: the longest window of a stream, which is never held back there
 /// (`spillway_policy::prefetch::WINDOW_FAR_MAX`).

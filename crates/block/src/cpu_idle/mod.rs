@@ -4,7 +4,7 @@
 //! else does: in virtual machines 40 to 60 us each (it halts, and the host must bring it back), elsewhere up to 200
 //! us from the deepest sleep. So while a burst of page-ins lasts ([`burst`]) the kernel is asked to let no CPU sleep
 //! deeply ([`spillway_sys::cpu_latency`]), and a millisecond after its last page to do as it likes. What that brings:
-//! `docs/decisions/wakefulness.md`.
+//! `docs/decisions/io-threads.md`.
 //!
 //! Each I/O thread has a request of its own, and the kernel takes the least of all. If there is none to be had,
 //! nothing is lost but time; `spillway doctor` says why.

@@ -86,8 +86,8 @@ fn family(first: u32) -> Vec<u32> {
         next += 1;
         let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
         for task in tasks {
-            let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            family.extend(text.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+            let text = read_unless_leased(task.path().join("children")).unwrap_or_default();
+            family.extend(words::processes(&text));
         }
         family.truncate(PROCESSES_MAX);
     }
@@ -97,8 +97,8 @@ fn family(first: u32) -> Vec<u32> {
 /// Whether this group of version 1, or one above it, has a limit.
 fn has_limit(hierarchy: &Hierarchy, group: &Path) -> bool {
     group.ancestors().take_while(|place| place.starts_with(&hierarchy.root)).any(|place| {
-        let text = fs::read_to_string(place.join("memory.limit_in_bytes")).unwrap_or_default();
-        text.trim().parse::<u64>().is_ok_and(|bytes| bytes < NO_LIMIT_BYTES)
+        let text = read_unless_leased(place.join("memory.limit_in_bytes")).unwrap_or_default();
+        words::numbers(&text).next().is_some_and(|bytes| bytes < NO_LIMIT_BYTES)
     })
 }
 

@@ -1,9 +1,9 @@
 //! What a memory cgroup holds: local memory, files in it, and what was paged out.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
+use spillway_sys::lease::text_unless_leased;
 use spillway_sys::memory_hierarchy::Version;
 use spillway_sys::proc_text::decimal;
 pub(super) use spillway_sys::proc_text::fields::counter_of as field;
@@ -42,19 +42,19 @@ impl GroupUsage {
 
 fn number(group: &Path, file: &str) -> io::Result<u64> {
     let path = group.join(file);
-    let text = fs::read_to_string(&path)?;
+    let text = text_unless_leased(&path)?;
     text.trim().parse().map_err(|_| io::Error::other(format!("{} holds no number", path.display())))
 }
 
 /// Reads the files of a group.
 pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
-    let statistics = fs::read_to_string(group.join("memory.stat"))?;
+    let statistics = text_unless_leased(group.join("memory.stat"))?;
     match version {
         Version::V1 => {
             let charged_bytes = number(group, "memory.usage_in_bytes")?;
             let both = number(group, "memory.memsw.usage_in_bytes").ok();
             // Absent where the kernel kills instead (MemoryGroup::wait_instead_of_kill).
-            let state = fs::read_to_string(group.join("memory.oom_control")).unwrap_or_default();
+            let state = text_unless_leased(group.join("memory.oom_control")).unwrap_or_default();
             let is_stalled = field(&state, "under_oom") == Some(1);
             let kernel_bytes = number(group, "memory.kmem.usage_in_bytes").unwrap_or(0);
             Ok(GroupUsage { is_stalled, kernel_bytes, ..from_v1(&statistics, charged_bytes, both) })
@@ -64,7 +64,7 @@ pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
             // Absent on kernels that do not account for swap.
             let slots_bytes = number(group, "memory.swap.current").unwrap_or(0);
             // Absent where the kernel counts no pressure.
-            let pressure = fs::read_to_string(group.join("memory.pressure")).unwrap_or_default();
+            let pressure = text_unless_leased(group.join("memory.pressure")).unwrap_or_default();
             Ok(GroupUsage {
                 stalled_us: some_stalled_us(&pressure),
                 ..from_v2(&statistics, charged_bytes, slots_bytes)

@@ -31,7 +31,7 @@ use super::restarts::{Life, Next, Restarts};
 use super::serve;
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
-use crate::limits::RESTARTS_MAX;
+use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
 use crate::log_writer;
 use crate::machine::memory::Memory;
 use crate::machine::reserve::Reserve;
@@ -176,6 +176,8 @@ impl Keeper {
     fn serve_once(&mut self, signals: &Signals, again: bool) -> Result<ExitStatus, Failure> {
         let failed = |error| Failure::during("starting the device's process", error);
         self.memory.iter().for_each(|memory| memory.records().begin_life());
+        // The socket of a dead child is in the way of the next one.
+        let _ = std::fs::remove_file(self.entry.status_socket());
         let mut child = self.spawn(again, false).map_err(failed)?;
         if !again {
             // From here on the launcher hears the child only, and its end.
@@ -216,8 +218,6 @@ impl Keeper {
             released: record.is_some_and(|record| record.released),
             fails,
         };
-        // The socket of a dead child is in the way of the next one.
-        let _ = std::fs::remove_file(self.entry.status_socket());
         // The same program, even if its file was replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
         command.arg("serve-device").arg(&self.launched_text).arg("--kept").arg(serde_json::to_string(&handed)?);
@@ -236,12 +236,13 @@ impl Keeper {
         );
         tracing::error!("{health}");
         self.prefetching.iter_mut().for_each(KeptPrefetching::pause);
-        let mut substitute = self.substitute();
+        let mut substitute = Substitute::default();
         let _ = std::fs::remove_file(self.entry.status_socket());
         let Ok(socket) = StatusServer::bind(&self.entry.status_socket()) else { return false };
         let report = self.report(health);
         let mut stopped = false;
         let is_tried_again = loop {
+            substitute.look(self);
             socket.serve(TURN, &mut |question| match question {
                 Question::Ping => Answer::done(),
                 Question::Cluster => Answer::no_cluster(),
@@ -259,22 +260,8 @@ impl Keeper {
                 break true;
             }
         };
-        if let Some(child) = &mut substitute {
-            // It may have ended by itself. Nothing of it is to be undone: the next process takes the device over.
-            let _ = child.signal(Signal::KILL);
-            let _ = child.wait();
-        }
+        substitute.end();
         is_tried_again
-    }
-
-    /// A process that answers with errors, for a block device that outlived its process: requests would wait for ever.
-    fn substitute(&self) -> Option<ChildProcess> {
-        self.memory.as_ref().filter(|memory| memory.records().has_front_end())?;
-        let started = self.spawn(true, true);
-        if let Err(error) = &started {
-            tracing::error!("no process fails the requests meanwhile, so they wait: {error}");
-        }
-        started.ok()
     }
 
     fn report(&self, health: String) -> DeviceReport {
@@ -304,6 +291,44 @@ impl Keeper {
         drop(self.group);
         self.entry.abandon();
         Err(Failure::Failed(format!("the device ended: {reason}")))
+    }
+}
+
+/// A process that answers with errors, for a block device that outlived its process: requests would wait for ever. It
+/// is started again as long as it is needed.
+#[derive(Default)]
+struct Substitute {
+    child: Option<ChildProcess>,
+    /// When it was started, or could not be.
+    tried: Option<Instant>,
+    /// The block device is gone, and no request waits.
+    is_done: bool,
+}
+
+impl Substitute {
+    fn look(&mut self, keeper: &Keeper) {
+        let ended = self.child.as_mut().map(|child| child.try_wait().ok().flatten());
+        let is_there = matches!(ended, Some(None));
+        self.is_done |= ended.flatten().is_some_and(|status| status.success());
+        let is_rested = self.tried.is_none_or(|tried| tried.elapsed() >= RESTART_PAUSE_MAX);
+        let is_needed = keeper.memory.as_ref().is_some_and(|memory| memory.records().has_front_end());
+        if is_there || self.is_done || !is_rested || !is_needed {
+            return;
+        }
+        self.tried = Some(Instant::now());
+        match keeper.spawn(true, true) {
+            Ok(child) => self.child = Some(child),
+            Err(error) => tracing::error!("no process fails the requests meanwhile, so they wait: {error}"),
+        }
+    }
+
+    /// Nothing of it is to be undone: the next process takes the device over.
+    fn end(self) {
+        if let Some(mut child) = self.child {
+            // It may have ended by itself.
+            let _ = child.signal(Signal::KILL);
+            let _ = child.wait();
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
+use spillway_frontend::front_end::FrontEndError;
 use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::core_dumps;
@@ -91,7 +92,12 @@ fn fail_requests(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<(
     make_safe(launched, &mut Vec::new());
     let kept = kept(launched, handed)?.ok_or_else(|| Failure::failed("no memory was handed over"))?;
     sandbox::drop_rights_of_start().map_err(|error| Failure::during("giving up rights", error))?;
-    let device = Device::start_failing(config(launched)?, kept).map_err(Failure::failed)?;
+    // Requests wait at the block device that was there, and not at a new one.
+    let kept = Kept { outlives_block_device: false, ..kept };
+    let device = match Device::start_failing(config(launched)?, kept) {
+        Err(DeviceError::FrontEnd(FrontEndError::Missing(_) | FrontEndError::Invalid(_))) => return Ok(()),
+        started => started.map_err(Failure::failed)?,
+    };
     while rustix::process::getppid() == keeper {
         std::thread::sleep(TURN);
     }

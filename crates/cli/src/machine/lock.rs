@@ -8,9 +8,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use spillway_sys::lease::text_unless_leased;
 use spillway_sys::own_files::{self, PlaceError};
+use spillway_sys::proc_text::locks;
+use spillway_sys::proc_text::maps::FileId;
 
 use crate::interruption;
 use crate::limits;
@@ -77,27 +80,15 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 /// The processes that hold locks of `file`, for people.
 fn holders(file: &File) -> std::io::Result<String> {
-    let metadata = file.metadata()?;
-    let device = (major(metadata.dev()), minor(metadata.dev()));
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let holders: Vec<_> = holders_in(&locks, device, metadata.ino()).into_iter().map(describe).collect();
+    let file = FileId::of(&rustix::fs::fstat(file)?);
+    let text = std::fs::read("/proc/locks").unwrap_or_default();
+    let holders: Vec<_> = locks::holders(&text, file).map(describe).collect();
     Ok(if holders.is_empty() { "another process (lslocks may name it)".to_owned() } else { holders.join(", ") })
-}
-
-/// The processes that hold locks made by flock(2) of a file, of the text of `/proc/locks` (proc_locks(5)).
-fn holders_in(locks: &str, (major, minor): (u32, u32), inode: u64) -> Vec<u32> {
-    let file = format!("{major:02x}:{minor:02x}:{inode}");
-    let holder = |line: &str| {
-        // NUMBER: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF; a process that waits has "->" before FLOCK.
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
-        (words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&file.as_str())).then(|| words[4].parse().ok())?
-    };
-    locks.lines().filter_map(holder).collect()
 }
 
 fn describe(process: u32) -> String {
     let directory = PathBuf::from(format!("/proc/{process}"));
-    let name = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
+    let name = text_unless_leased(directory.join("comm")).unwrap_or_default();
     match std::fs::metadata(&directory) {
         Ok(owner) => format!("process {process} ({}, of user {})", name.trim_end().escape_debug(), owner.uid()),
         Err(_) => format!("process {process}, which has ended and left it to another one (fuser names it)"),
@@ -109,17 +100,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-
-    #[test]
-    fn holders_are_told_from_waiters_and_other_files() {
-        let locks = "1: POSIX  ADVISORY  WRITE 5 08:01:131 0 EOF\n2: FLOCK  ADVISORY  WRITE 12 08:01:131 0 EOF\n\
-                     2: -> FLOCK  ADVISORY  WRITE 13 08:01:131 0 EOF\n3: FLOCK  ADVISORY  READ 14 08:11:131 0 EOF\n\
-                     4: FLOCK\n5: FLOCK  ADVISORY  READ 0 fd:0a:131 0 EOF\n";
-        assert_eq!(holders_in(locks, (8, 1), 131), [12]);
-        assert_eq!(holders_in(locks, (8, 17), 131), [14]);
-        assert_eq!(holders_in(locks, (0xfd, 10), 131), [0]);
-        assert!(holders_in(locks, (8, 1), 13).is_empty());
-    }
 
     /// The case lock-holder.
     #[test]

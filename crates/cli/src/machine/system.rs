@@ -3,12 +3,12 @@
 //! Files are read below a root directory, so that tests can show each answer on files of their own; what must be
 //! tried out is handed in.
 
-use std::fs;
 use std::path::PathBuf;
 
 use spillway_device::prefetch::driver;
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::front_end::FrontEndError;
+use spillway_sys::lease::text_unless_leased;
 use spillway_sys::userfaultfd::access::Access;
 use spillway_sys::verbs;
 
@@ -60,8 +60,8 @@ impl System {
         let system = Self::of_files(directory.path().to_path_buf(), true);
         for (path, text) in files {
             let path = system.path(path);
-            fs::create_dir_all(path.parent().expect("a file has a directory")).expect("it can be made");
-            fs::write(path, text).expect("it can be written");
+            std::fs::create_dir_all(path.parent().expect("a file has a directory")).expect("it can be made");
+            std::fs::write(path, text).expect("it can be written");
         }
         (directory, system)
     }
@@ -138,8 +138,7 @@ impl System {
 
     /// What a file says, without white space around it.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
-        let text = fs::read(self.path(path)).ok()?;
-        Some(String::from_utf8_lossy(&text).trim().to_owned())
+        Some(text_unless_leased(self.path(path)).ok()?.trim().to_owned())
     }
 
     /// The kernel's version.
@@ -165,6 +164,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn releases_of_every_distribution_are_understood() {
@@ -181,6 +181,9 @@ mod tests {
         fs::create_dir(directory.path().join("proc")).unwrap();
         fs::write(directory.path().join("proc/x"), " text \n").unwrap();
         assert_eq!(system.text("/proc/x").as_deref(), Some("text"));
+        let file = fs::File::open(directory.path().join("proc/x")).unwrap();
+        let _lease = spillway_sys::lease::Lease::take(std::sync::Arc::new(file)).unwrap();
+        assert_eq!(system.text("/proc/x"), None, "as a process can have one on its own files, which is not waited for");
         assert!(System::this().kernel_version().is_some());
     }
 }

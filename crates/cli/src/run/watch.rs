@@ -279,7 +279,7 @@ fn search_strays(program: &Program, governed: &dyn Governed, report: &Mutex<RunR
     let begun = Instant::now();
     let strays = program.process().map(|process| governed.strays(process)).unwrap_or_default();
     for told in report.lock().expect("no holder panics").went_outside(&strays) {
-        eprintln!("spillway: {told}");
+        say!("spillway: {told}");
     }
     let ended = Instant::now();
     let pause = (ended - begun) * limits::STRAY_SEARCH_SHARE;

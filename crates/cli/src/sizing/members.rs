@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::words::processes;
 
 use crate::failure::Failure;
@@ -49,13 +50,13 @@ fn family(process: u32, found: &mut Vec<u32>) {
     found.push(process);
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return };
     for thread in threads.flatten() {
-        let children = fs::read(thread.path().join("children")).unwrap_or_default();
+        let children = read_unless_leased(thread.path().join("children")).unwrap_or_default();
         processes(&children).for_each(|child| family(child, found));
     }
 }
 
 fn group(path: &Path, found: &mut Vec<u32>) {
-    found.extend(processes(&fs::read(path.join("cgroup.procs")).unwrap_or_default()));
+    found.extend(processes(&read_unless_leased(path.join("cgroup.procs")).unwrap_or_default()));
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
         group(&entry.path(), found);

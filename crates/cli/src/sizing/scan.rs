@@ -5,8 +5,9 @@
 //! not seen used again, because clearing does not flush: at most the reach of a TLB, 6 to 8 MiB.
 
 use spillway_sys::lease::read_unless_leased;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::proc_text::maps;
@@ -38,7 +39,10 @@ impl Held {
 
 /// Clears the bits of a process.
 pub(super) fn clear(process: u32) -> io::Result<()> {
-    fs::write(format!("/proc/{process}/clear_refs"), CLEAR_ANONYMOUS)
+    // As for reading: no lease of the process is waited for.
+    let mut file =
+        File::options().write(true).custom_flags(libc::O_NONBLOCK).open(format!("/proc/{process}/clear_refs"))?;
+    file.write_all(CLEAR_ANONYMOUS.as_bytes())
 }
 
 /// Looks at a process.

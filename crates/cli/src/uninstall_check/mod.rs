@@ -7,13 +7,14 @@ mod remains;
 use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
+use spillway_fabric::plain_text::plain;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::proc_text::strings;
+use spillway_sys::process::user_of;
 use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
@@ -177,10 +178,12 @@ impl Found {
 
 fn describe(pid: u32) -> Option<Stranger> {
     let file = |name: &str| read_unless_leased(format!("/proc/{pid}/{name}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    // Its process may write anything there.
+    let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
+    let command = plain(&command).into_owned();
     let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);
-    let user = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    let user = user_of(pid).ok()?;
     Some(Stranger { pid, command, registry, user })
 }
 

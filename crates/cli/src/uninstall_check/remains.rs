@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
+use spillway_fabric::plain_text::plain;
 
 use crate::registry::Kind;
 
@@ -134,15 +135,34 @@ fn command_of_stranger(stranger: &Stranger) -> String {
     if !ends_by_its_device {
         return format!("kill -TERM {pid}");
     }
-    let place = registry.as_ref().map(|registry| format!("SPILLWAY_RUNTIME_DIRECTORY={registry} ")).unwrap_or_default();
+    let place = |registry: &String| format!("SPILLWAY_RUNTIME_DIRECTORY={} ", quoted(registry));
+    let place = registry.as_ref().map(place).unwrap_or_default();
     let as_user = if *user == 0 { String::new() } else { format!("setpriv --reuid {user} env ") };
     let off = if *user == 0 { "swap off" } else { "device off" };
     format!("{as_user}{place}spillway {off}")
 }
 
+/// One word for a shell, whatever a process of another user has put into its environment.
+fn quoted(text: &str) -> String {
+    let is_harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    if text.bytes().all(is_harmless) {
+        return text.to_owned();
+    }
+    format!("'{}'", plain(text).replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_process_says_of_itself_is_one_word_of_the_command() {
+        let command = "serve-device".to_owned();
+        let registry = Some("/tmp/x; rm -rf '/'\u{1b}[2J\n#".to_owned());
+        let line = command_of_stranger(&Stranger { pid: 9, command, registry, user: 1000 });
+        let place = "SPILLWAY_RUNTIME_DIRECTORY='/tmp/x; rm -rf '\\''/'\\''\u{fffd}[2J\u{fffd}#'";
+        assert_eq!(line, format!("setpriv --reuid 1000 env {place} spillway device off"));
+    }
 
     fn living(kind: Kind, swap: Option<&str>) -> Living {
         Living { kind, name: "a".to_owned(), pid: 7, swap: swap.map(PathBuf::from) }
@@ -178,6 +198,7 @@ mod tests {
                 stranger("donate", None, 1000),
                 stranger("serve-device", Some("/run/x"), 0),
                 stranger("serve-device", None, 1000),
+                stranger("serve-device", Some("/x;reboot"), 1000),
             ],
             dead: vec!["run '1' of a dead process".to_owned()],
             groups: vec!["/sys/fs/cgroup/spillway/run-1".into()],
@@ -192,6 +213,8 @@ mod tests {
                 "kill -TERM 7",
                 "kill -TERM 9",
                 "SPILLWAY_RUNTIME_DIRECTORY=/run/x spillway swap off",
+                "setpriv --reuid 1000 env spillway device off",
+                // A path that a shell would obey is left out.
                 "setpriv --reuid 1000 env spillway device off",
                 "spillway doctor --mend",
                 "spillway doctor --mend",

@@ -46,10 +46,11 @@ fn faults_of_threads_and_children_are_recorded_and_replayed() {
     assert_eq!((told["trace"]["kind"].as_str(), number("/trace/lost")), (Some("major-faults"), 0.0));
     assert!(number("/trace/threads") >= 4.0 && number("/trace/address_spaces") >= 2.0, "{told:#}");
     assert!(number("/trace/events") > 1000.0 && number("/trace/pages") > 1000.0, "{told:#}");
-    // Each thread reads its part in order, but for pages that stayed. What the two of a process do together looks like
-    // it only by chance.
-    let (by_thread, by_process) = (number("/runs/2/sequential"), number("/runs/0/sequential"));
-    assert!(by_thread > 0.3 && by_thread >= by_process, "{told:#}");
+    // Each thread reads its part in order. Pages that stayed are gaps, over which a majority looks and a strict look
+    // does not. What the two of a process do together looks sequential only by chance.
+    assert_eq!((&told["runs"][2]["by"], &told["runs"][3]["look"]), (&"thread".into(), &"majority".into()), "{told:#}");
+    let sequential = |runs: usize| number(&format!("/runs/{runs}/sequential"));
+    assert!(sequential(3) > 0.5 && sequential(3) > sequential(1) && sequential(2) >= sequential(0), "{told:#}");
     let streams = &told["policies"][1];
     assert_eq!(streams["name"], "streams");
     assert!(streams["coverage"].as_f64().unwrap() > 0.8, "{told:#}");

@@ -1,5 +1,6 @@
 //! What a fork shares is in memory once, and counts once.
 
+use crate::both_ways::shares::assert_left;
 use crate::both_ways::stage::Stage;
 use crate::support;
 
@@ -58,6 +59,27 @@ fn children_are_told_apart_from_those_of_other_threads_and_from_other_programs()
     // An agent in another's process, or one whose address space is not its own, fails.
     let failures = &stage.statistics()["pager"]["failures"];
     assert_eq!(failures.as_array().map(Vec::len), Some(0), "{failures:#}");
+    stage.assert_clean();
+}
+
+/// `fork-pool`: workers copy the pages of their parent's objects when they count references, of which no message tells.
+/// What is too much for long is told.
+#[test]
+fn a_pool_of_workers_that_read_their_parents_objects_is_right_and_told_of() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let script = "
+import multiprocessing
+data = [(number, str(number) * 3) for number in range(150000)]
+def work(first): return sum(number + len(text) for number, text in data[first::4])
+with multiprocessing.get_context('fork').Pool(4) as pool: print(sum(pool.map(work, range(4))))
+";
+    let options = ["--local", "24M", "--lend", "256M", "--slab-size", "4M", "--summary"];
+    let said = support::run(&mut stage.run(&options, &["/usr/bin/python3", "-c", script])).done("a pool");
+    assert_eq!(said.text(), "11252291670\n");
+    let statistics = stage.statistics();
+    assert_left(&statistics);
+    let is_exceeded = statistics["pager"]["excess"]["seconds"].as_f64() > Some(0.0);
+    assert_eq!(is_exceeded, said.errors.contains("was exceeded for"), "{}{statistics:#}", said.errors);
     stage.assert_clean();
 }
 

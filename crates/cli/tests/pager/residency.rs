@@ -15,20 +15,17 @@ const NONE_MISSED: &str = "0 of 5120 used pages missed\n";
 const NONE_FAILED: &str = "0 of 5120 pages failed\n";
 
 /// What each mode writes, and what the user is told.
-const MODES: [(&str, &str, Option<&str>); 15] = [
+const MODES: [(&str, &str, Option<&str>); 12] = [
     ("mincore", NONE_MISSED, None),
     ("scan", NONE_MISSED, Some("has its memory read by")),
     ("written", NONE_MISSED, Some("has its memory read by")),
-    ("pagemap", NONE_MISSED, Some("has its memory read by")),
     ("early-scan", NONE_MISSED, Some("has its memory read by")),
     ("early-pagemap", NONE_MISSED, Some("has its memory read by")),
     ("closed", NONE_MISSED, Some("has its memory read by")),
     ("child", NONE_MISSED, None),
     ("mem", NONE_FAILED, Some("has its memory read by")),
     ("thread-mem", NONE_FAILED, Some("has its memory read by")),
-    ("dump-mem", NONE_FAILED, None),
-    ("dump-peek", NONE_FAILED, None),
-    ("dump-vm", NONE_FAILED, None),
+    ("dump", NONE_FAILED, None),
     ("traced", NONE_FAILED, None),
     ("calls", "5120 pages as written\n", None),
 ];
@@ -59,7 +56,7 @@ fn a_users_program_is_answered_so_too() {
     let Some(place) = Place::new(&stage) else { return };
     let residency = program(&stage, &place, "residency");
     for (mode, expected, _) in
-        MODES.into_iter().filter(|(mode, ..)| matches!(*mode, "mincore" | "scan" | "mem" | "dump-peek"))
+        MODES.into_iter().filter(|(mode, ..)| matches!(*mode, "mincore" | "scan" | "mem" | "dump"))
     {
         let said = support::run(place.run(&OPTIONS, &[&residency, mode, MIB]).env(PAGED_BY, VIA)).done(mode);
         assert_eq!(said.text(), expected, "{mode}: {}", said.errors);

@@ -398,12 +398,13 @@ impl Lender {
     }
 
     /// What it could lend to `machine` now.
-    pub(super) fn free_for_bytes(&self, machine: Machine) -> u64 {
+    pub fn free_for_bytes(&self, machine: Machine) -> u64 {
         let free_bytes = self.free_to_lend_bytes();
-        match self.limit_bytes(machine) {
+        let left_bytes = match self.limit_bytes(machine) {
             u64::MAX => free_bytes,
-            limit_bytes => free_bytes.min(limit_bytes.saturating_sub(self.lent_to_bytes(machine))),
-        }
+            limit_bytes => limit_bytes.saturating_sub(self.lent_to_bytes(machine)),
+        };
+        free_bytes.min(left_bytes.max(self.unneeded_bytes(machine, free_bytes)))
     }
 
     /// What all volumes of `machine` hold or have kept for them, those included that may come back.

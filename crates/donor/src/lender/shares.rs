@@ -1,8 +1,9 @@
 //! What each machine may hold of a donor that sets no limit for one machine.
 //!
 //! As long as no other machine asks, one may hold all: it is often the only one. A machine that finds no room and holds
-//! less than its share, of equal shares, is *in need*. Then machines that hold their share get no more, and the
-//! one that holds most is asked for as much as is needed. A slab is asked back like under pressure, and never taken.
+//! less than its share, of equal shares, is *in need*. Then machines that hold their share get only what is beyond that
+//! need, and the one that holds most is asked for as much as is needed. A slab is asked back like under pressure, and
+//! never taken.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -62,6 +63,15 @@ impl Lender {
             None if self.needs.machines.keys().any(|other| *other != machine) => self.share_bytes(machine),
             None => u64::MAX,
         }
+    }
+
+    /// What of `free_bytes` no other machine is in need of, if there is no fixed limit.
+    pub(super) fn unneeded_bytes(&self, machine: Machine, free_bytes: u64) -> u64 {
+        if self.machine_limit_bytes.is_some() {
+            return 0;
+        }
+        let others = self.needs.machines.iter().filter(|(other, _)| **other != machine);
+        free_bytes.saturating_sub(others.map(|(_, need)| need.bytes).fold(0, u64::saturating_add))
     }
 
     /// An equal share of all that can be lent, for each machine that has a session or is in need.

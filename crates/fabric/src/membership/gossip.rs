@@ -251,7 +251,10 @@ impl Gossip {
                 self.puller = Puller::new(now);
                 self.own.is_changed = true;
             }
-            OwnedNotification::Idle => self.seeds.on_alone(now),
+            OwnedNotification::Idle => {
+                self.take_another_name();
+                self.seeds.on_alone(now);
+            }
             OwnedNotification::Rejoin(identity) => self.on_rejoined(identity.generation),
             OwnedNotification::Defunct => {}
         }
@@ -329,13 +332,18 @@ impl Gossip {
 
     fn pull(&mut self, now: Instant) {
         let Some((number, after)) = self.puller.take_due(now) else { return };
-        // Every other page is asked of a member that never answered: of many that were only named, the real ones are
-        // known soon.
-        let unheard = |member: &&foca::Member<Identity>| !self.answers.has(member.id());
-        let unheard_count = self.swim.iter_members().filter(unheard).count();
-        let chosen = if number % 2 == 0 && unheard_count > 0 {
-            let chosen = self.rng.random_range(0..unheard_count);
-            self.swim.iter_members().filter(unheard).nth(chosen)
+        // Of many members that were only named, the real ones are known soon, and what these know: in turns one is
+        // asked that never answered, one that did, and any.
+        let is_heard = |member: &&foca::Member<Identity>| self.answers.has(member.id());
+        let wanted = |member: &&foca::Member<Identity>| match number % 3 {
+            0 => !is_heard(member),
+            1 => is_heard(member),
+            _ => true,
+        };
+        let wanted_count = self.swim.iter_members().filter(wanted).count();
+        let chosen = if wanted_count > 0 {
+            let chosen = self.rng.random_range(0..wanted_count);
+            self.swim.iter_members().filter(wanted).nth(chosen)
         } else {
             let chosen = self.rng.random_range(0..self.swim.num_members());
             self.swim.iter_members().nth(chosen)

@@ -90,9 +90,9 @@ impl Sealer {
 
     /// The process counts from the beginning again, under a name that is made of its former one: as random, and as
     /// sure to be no other's. That name.
-    pub(crate) fn rename(&mut self, generation: u64) -> Sender {
+    pub(crate) fn rename(&mut self) -> Sender {
         let code = keyed(&[0; KEY_BYTES]).chain_update(LABEL).chain_update(self.sender);
-        let code = code.chain_update(generation.to_le_bytes()).finalize().into_bytes();
+        let code = code.finalize().into_bytes();
         self.sender.copy_from_slice(&code[..16]);
         self.count = 0;
         self.sender

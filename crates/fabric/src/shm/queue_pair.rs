@@ -1,7 +1,7 @@
 //! Requests on shared memory: the copy happens in `post`, the completion is yielded by the next `poll`.
 //!
 //! A discard takes much longer than a copy (the kernel frees page by page), and its thread has other requests: each
-//! `poll` carries out a bounded part of the oldest one. `docs/decisions/shm-discards.md` has the measurement.
+//! `poll` carries out a bounded part of the oldest one. `docs/decisions/slabs.md` has the measurement.
 
 use std::collections::VecDeque;
 use std::io;

@@ -2,7 +2,7 @@
 //!
 //! The kernel has one queue for each CPU, and a request waits in the queue of the CPU where it was made. Each channel
 //! serves some of the queues. A request and the answer to the one before cross in one system call, where `/dev/fuse`
-//! takes three (docs/decisions/fuse-rings.md).
+//! takes three (docs/decisions/fuse.md).
 //!
 //! Life of a request: the kernel puts it into a slot that waits (the pages of a write land at the slot's start) ->
 //! `receive` takes it -> the caller works on the slot; then `complete` prepares the answer (the kernel takes a read's

@@ -39,11 +39,23 @@ pub(super) struct Batch {
     outcomes: Vec<EvictOutcome>,
     runs: Vec<RunId>,
     begun: Instant,
+    /// Its pages were made the program's own for this.
+    is_owned: bool,
+}
+
+/// Pages that an evictor makes its program's own again.
+pub(super) struct Owning {
+    pub(super) space: Arc<AddressSpace>,
+    pages: Vec<Candidate>,
 }
 
 impl Eviction {
     /// Chooses victims and hands them to evictors.
     pub(super) fn start(&mut self, now: Instant) {
+        // What was copied for that leaves before more is.
+        let owned = if self.candidates.is_empty() { self.owned.pop() } else { None };
+        let is_owned = owned.is_some();
+        self.candidates.extend(owned.into_iter().flatten());
         if self.candidates.is_empty() && !self.choose(0) {
             return;
         }
@@ -57,8 +69,9 @@ impl Eviction {
                 !state.is_awaited && self.shared.apply_events(&space, state)
             };
             let collapsing = self.collapsing.iter().map(|collapsing| &collapsing.space);
-            let is_owning = self.owning.iter().chain(collapsing).any(|owning| owning.id == space.id);
-            if !is_ready || is_owning || !self.start_batch(&space, of_one, now) {
+            let owning = self.owning.iter().map(|owning| &owning.space);
+            let is_owning = owning.chain(collapsing).any(|owning| owning.id == space.id);
+            if !is_ready || is_owning || !self.start_batch(&space, (of_one, is_owned), now) {
                 put_off.extend_from_slice(of_one);
             }
         }
@@ -70,7 +83,12 @@ impl Eviction {
     }
 
     /// False: faults come first, see [`SpaceState::untried`](crate::address_space::SpaceState::untried).
-    fn start_batch(&mut self, space: &Arc<AddressSpace>, candidates: &[Candidate], now: Instant) -> bool {
+    fn start_batch(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        (candidates, is_owned): (&[Candidate], bool),
+        now: Instant,
+    ) -> bool {
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
             space: Arc::clone(space),
             pages: Vec::with_capacity(BATCH_PAGES),
@@ -78,8 +96,9 @@ impl Eviction {
             outcomes: Vec::with_capacity(BATCH_PAGES),
             runs: Vec::with_capacity(BATCH_PAGES),
             begun: now,
+            is_owned,
         });
-        (batch.space, batch.begun) = (Arc::clone(space), now);
+        (batch.space, batch.begun, batch.is_owned) = (Arc::clone(space), now, is_owned);
         self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
         let may_begin = batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
         self.shared.budget.set_pool_pages(self.staging.used_pages());
@@ -102,7 +121,9 @@ impl Eviction {
     /// stays set meanwhile, so nothing is done by what the table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
         let outcomes = &mut self.own_outcomes;
-        self.owning.retain(|space| !lock(&space.evictor).as_mut().is_none_or(|evictor| evictor.poll(outcomes)));
+        let is_over =
+            |owning: &mut Owning| lock(&owning.space.evictor).as_mut().is_none_or(|evictor| evictor.poll(outcomes));
+        self.owned.extend(self.owning.extract_if(.., is_over).map(|owning| owning.pages));
         let mut index = 0;
         while index < self.batches.len() {
             let (before, rest) = self.batches.split_at_mut(index);
@@ -230,9 +251,12 @@ impl Eviction {
         }
         self.shared.counters.batches.add(1);
         to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
-        self.own_again(&batch);
+        let is_owning = self.own_again(&batch);
         if gone * FRUITLESS_SHARE < batch.pages.len() as i64 {
-            self.took_little(now);
+            // What becomes the program's own can leave then.
+            if !is_owning {
+                self.took_little(now);
+            }
         } else {
             self.fruitless = 0;
             self.shared.budget.set_stuck(false);
@@ -245,15 +269,17 @@ impl Eviction {
     /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if no
     /// thread else has them any more, the program's own again. A page that is write-protected stays so, since its
     /// copy is worth more; but where no thread hears of forks it gives that up, or it would never leave: no fault for
-    /// it tells that the child is gone.
-    fn own_again(&mut self, batch: &Batch) {
-        if !batch.space.has_forked.load(Ordering::Relaxed) {
-            return;
+    /// it tells that the child is gone. Whether that has begun; what the kernel refuses even then is tried later.
+    fn own_again(&mut self, batch: &Batch) -> bool {
+        if batch.is_owned || !batch.space.has_forked.load(Ordering::Relaxed) {
+            return false;
         }
+        let mut owning = Vec::new();
         let (mut pages, mut count) = ([VirtualPage::at(0); BATCH_PAGES], 0);
-        for ((_, page, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
+        for ((number, page, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
             let is_its_own = matches!(target, Target::Pool(..));
             if *outcome == EvictOutcome::Refused && (is_its_own || self.give_copy_up(&batch.space, *page)) {
+                owning.push((batch.space.id, *page, *number));
                 pages[count] = *page;
                 count += 1;
             }
@@ -261,8 +287,9 @@ impl Eviction {
         let begun =
             count > 0 && lock(&batch.space.evictor).as_mut().is_some_and(|evictor| evictor.own(&pages[..count]));
         if begun {
-            self.owning.push(Arc::clone(&batch.space));
+            self.owning.push(Owning { space: Arc::clone(&batch.space), pages: owning });
         }
+        begun
     }
 
     /// `page` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.

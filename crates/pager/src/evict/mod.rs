@@ -27,9 +27,8 @@ use spillway_block::service::{BlockService, Waiting};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::replacement::{CachePage, Replacement, Shadows};
 
-use self::batch::Batch;
+use self::batch::{Batch, Owning};
 use self::huge_pages::Collapsing;
-use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
@@ -76,7 +75,9 @@ pub struct Eviction {
     put_off: Vec<Candidate>,
     ended: Vec<(usize, Result<(), BlockError>)>,
     /// Programs whose evictors make pages their own again (rule 2), and room for the outcomes of that.
-    owning: Vec<Arc<AddressSpace>>,
+    owning: Vec<Owning>,
+    /// Pages that became so.
+    owned: Vec<Vec<Candidate>>,
     own_outcomes: Vec<EvictOutcome>,
     /// The huge page that an evictor makes.
     collapsing: Option<Collapsing>,
@@ -119,6 +120,7 @@ impl Eviction {
             put_off: Vec::with_capacity(BATCH_PAGES),
             ended: Vec::with_capacity(pool_slots),
             owning: Vec::new(),
+            owned: Vec::new(),
             own_outcomes: vec![EvictOutcome::Refused; BATCH_PAGES],
             collapsing: None,
             left_at: None,
@@ -176,7 +178,8 @@ impl Eviction {
 
     /// Sleeps until an evictor that works is done, at most for `patience`.
     pub fn await_evictor(&self, patience: Duration) {
-        let spaces = self.batches.iter().map(|batch| &batch.space).chain(&self.owning);
+        let owning = self.owning.iter().map(|owning| &owning.space);
+        let spaces = self.batches.iter().map(|batch| &batch.space).chain(owning);
         let collapsing = self.collapsing.as_ref().map(|collapsing| &collapsing.space);
         let mut spaces = spaces.chain(collapsing);
         let Some(space) = spaces.next() else { return };

@@ -10,6 +10,8 @@
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
 //! - What says which pages are there (`mincore`, `PAGEMAP_SCAN`): those of the range come back, are unprotected, and
 //!   stay until the call is over.
+//! - The word of a lock that the kernel takes or hands over (`futex`): its page comes back, is unprotected, and stays
+//!   until the call is over.
 //! - A program that another begins to trace is whole before that (`whole`), as long as it is traced.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
@@ -28,16 +30,20 @@ use spillway_sys::proc_text::{fields, words};
 use spillway_sys::process::{every_process, share_memory};
 use spillway_sys::process_memory::read_exact;
 use spillway_sys::tracee::give_back_rest;
+use spillway_sys::userfaultfd::PageError;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{ARGUMENTS_PATIENCE, CALL_PATIENCE, MOVE_PATIENCE};
 use crate::mappings::maps;
-use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::Answer;
+use crate::page_table::page_indexes::{Coming, SpaceId};
 use crate::page_table::ranges::Ranges;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::process::Survey;
 use crate::process::proc_files::{self, Process, room_bytes};
-use crate::process::traced::unprotect;
+use crate::process::traced::{may_trace, unprotect};
+use crate::threads::lock::lock;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -52,11 +58,8 @@ pub(super) struct Calls {
     inherited_filters: u32,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
-    /// Calls of processes whose memory is not known yet.
     early: Vec<Early>,
     waiting: Vec<Waiting>,
-    /// Calls whose arguments lie in memory that could not be read yet.
-    unread: Vec<Early>,
     under_way: Vec<UnderWay>,
 }
 
@@ -83,6 +86,16 @@ struct Early {
     listener: Arc<Listening>,
     notice: CallNotice,
     since: Instant,
+    why: TooEarly,
+}
+
+/// Why a call cannot be judged yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TooEarly {
+    /// The memory of a process that it is about is not known.
+    Memory,
+    /// Its arguments lie in memory that could not be read.
+    Arguments,
 }
 
 /// A call that was allowed.
@@ -107,6 +120,8 @@ enum Effect {
         /// Holds them.
         _gathering: ForkPageIn,
     },
+    /// This page of these may leave again.
+    Word(Vec<SpaceId>, VirtualPage),
     /// It is seen then whether these are traced.
     Trace(Vec<SpaceId>),
     /// What is there then may be paged.
@@ -124,7 +139,6 @@ impl Calls {
             listeners: Vec::new(),
             early: Vec::new(),
             waiting: Vec::new(),
-            unread: Vec::new(),
             under_way: Vec::new(),
         }
     }
@@ -151,7 +165,6 @@ impl Calls {
         !self.listeners.is_empty()
             && self.early.is_empty()
             && self.waiting.is_empty()
-            && self.unread.is_empty()
             && self.under_way.iter().all(is_fork)
     }
 
@@ -160,9 +173,19 @@ impl Calls {
         self.under_way.iter().any(|one| matches!(&one.effect, Effect::Trace(spaces) if spaces.contains(&space)))
     }
 
-    /// How many filters a program has at least that has none of its own.
-    pub(super) fn filters(&self) -> u32 {
-        self.inherited_filters + u32::from(!self.listeners.is_empty())
+    /// Whether a thread of a program has a filter of system calls that is not the run's: a stricter one may kill what
+    /// makes a call that the program does not make by itself. `None` for one that has ended, which makes none.
+    pub(super) fn is_filtered(&self, thread: u32) -> Option<bool> {
+        let filters = self.inherited_filters + u32::from(!self.listeners.is_empty());
+        proc_files::filters_of(thread).map(|its| its > filters)
+    }
+
+    /// Pages of `space` that the kernel may write to in a call that is under way.
+    pub(super) fn words(&self, space: SpaceId) -> impl Iterator<Item = VirtualPage> {
+        self.under_way.iter().filter_map(move |one| match &one.effect {
+            Effect::Word(spaces, page) => spaces.contains(&space).then_some(*page),
+            _ => None,
+        })
     }
 
     fn hears_forks(&self) -> bool {
@@ -177,11 +200,13 @@ impl Calls {
     /// Whether a call is prepared, or under way and soon to be over.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
         let is_soon_over = |one: &UnderWay| {
-            let is_short = !matches!(one.effect, Effect::Shared);
+            let is_short = !matches!(one.effect, Effect::Shared | Effect::Word(..));
             matches!(one.effect, Effect::Fork { .. })
                 || is_short && now.saturating_duration_since(one.since) < CALL_PATIENCE
         };
-        !self.early.is_empty() || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
+        // What a program keeps from being read is not asked for all the time.
+        let is_awaited = |early: &Early| early.why == TooEarly::Memory;
+        self.early.iter().any(is_awaited) || !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
     }
 }
 
@@ -200,14 +225,11 @@ impl Survey {
         for listener in self.calls.listeners.clone() {
             while self.hear_call(&listener, now) {}
         }
-        for Early { listener, notice, since } in std::mem::take(&mut self.calls.early) {
+        for Early { listener, notice, since, .. } in std::mem::take(&mut self.calls.early) {
             self.begin_call(&listener, notice, since, now);
         }
         for waiting in std::mem::take(&mut self.calls.waiting) {
             self.answer_call(waiting, now);
-        }
-        for Early { listener, notice, since } in std::mem::take(&mut self.calls.unread) {
-            self.begin_call(&listener, notice, since, now);
         }
         let is_over = |one: &mut UnderWay| {
             let is_late = matches!(one.effect, Effect::Move(..)) && now.duration_since(one.since) > MOVE_PATIENCE;
@@ -249,9 +271,10 @@ impl Survey {
 
     /// Of a call that was heard of at `since`.
     fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, since: Instant, now: Instant) {
+        let early = |notice, why| Early { listener: Arc::clone(listener), notice, since, why };
         let processes = processes_of(&notice);
         if !processes.iter().all(|process| self.knows_memory_of(*process)) {
-            return self.calls.early.push(Early { listener: Arc::clone(listener), notice, since });
+            return self.calls.early.push(early(notice, TooEarly::Memory));
         }
         // A thread makes one call at a time.
         let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
@@ -259,7 +282,7 @@ impl Survey {
         let range = match range_of(&notice) {
             // It waits for its own memory, as it would in the kernel.
             Err(_) if now.saturating_duration_since(since) < ARGUMENTS_PATIENCE => {
-                return self.calls.unread.push(Early { listener: Arc::clone(listener), notice, since });
+                return self.calls.early.push(early(notice, TooEarly::Arguments));
             }
             Err(_) => return self.refuse_notice(listener, notice, "its arguments cannot be read"),
             Ok(range) => range,
@@ -369,6 +392,7 @@ impl Survey {
             Called::Residency(_) | Called::PageScan { .. } => {
                 waiting.page_in.spaces().all(|space| unprotect(&self.shared, space, range, None))
             }
+            Called::Futex(_) => waiting.page_in.spaces().all(|space| self.prepare_word(space, range)),
             // A thread has one tracer.
             Called::Trace(_) => {
                 !give_back_rest() && waiting.page_in.spaces().all(|space| self.become_whole(space, now))
@@ -378,6 +402,29 @@ impl Survey {
                 waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
             }
         }
+    }
+
+    /// Makes a page writable, which may be one that was never touched; false if that cannot be done now.
+    fn prepare_word(&self, space: &AddressSpace, range: &Range<u64>) -> bool {
+        let page = VirtualPage::at(range.start);
+        let mut state = space.lock();
+        if !self.shared.apply_events(space, &mut state) {
+            return false;
+        }
+        let answer = state.page_table.answer(page, false, &self.shared.page_indexes().volume_pages);
+        if answer == Answer::Zero {
+            match space.memory.zero(page.range()) {
+                Ok(_) => {
+                    state.page_table.filled(page, false, Coming::New, &mut self.shared.page_indexes());
+                    self.shared.budget.count(1);
+                }
+                Err(PageError::TryAgain) => return false,
+                // It is there, or is not registered.
+                Err(_) => {}
+            }
+        }
+        drop(state);
+        unprotect(&self.shared, space, range, None)
     }
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
@@ -445,6 +492,16 @@ impl Survey {
             Called::Residency(_) | Called::PageScan { .. } if !spaces.is_empty() => {
                 Effect::Residency { _gathering: page_in }
             }
+            Called::Futex(_) if !spaces.is_empty() => {
+                let page = VirtualPage::at(range.start);
+                for space in &spaces {
+                    let mut kept = lock(&space.kept_pages);
+                    if let Err(place) = kept.binary_search(&page) {
+                        kept.insert(place, page);
+                    }
+                }
+                Effect::Word(spaces.iter().map(|space| space.id).collect(), page)
+            }
             Called::Trace(_) if !spaces.is_empty() => Effect::Trace(spaces.iter().map(|space| space.id).collect()),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             Called::Shared { range: Some(_), .. } => Effect::Shared,
@@ -468,7 +525,7 @@ impl Survey {
 
     fn end_call(&mut self, effect: Effect) {
         match effect {
-            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Trace(_) => {}
+            Effect::Fork { .. } | Effect::Shared | Effect::Residency { .. } | Effect::Word(..) | Effect::Trace(_) => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
                     let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
@@ -504,7 +561,11 @@ fn processes_of(notice: &CallNotice) -> Vec<u32> {
         Called::PageScan { descriptor, .. } => {
             std::iter::once(notice.process).chain(scanned_process(notice.thread, descriptor)).collect()
         }
-        Called::Trace(Some(thread)) => vec![process_of(notice.process, thread)],
+        // One that the kernel refuses changes nothing, and any program can make it.
+        Called::Trace(Some(thread)) => {
+            let traced = process_of(notice.process, thread);
+            if may_trace(notice.thread, traced) { vec![traced] } else { Vec::new() }
+        }
         _ => vec![notice.process],
     }
 }
@@ -519,6 +580,7 @@ fn range_of(notice: &CallNotice) -> io::Result<Option<Range<u64>>> {
             .into_iter()
             .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end)),
         Called::Residency(range) => Some(range.clone()),
+        Called::Futex(address) => Some(address & !(PAGE - 1)..address | (PAGE - 1)),
         // Behind `size` and `flags` of `struct pm_scan_arg` are the two ends.
         Called::PageScan { argument, .. } => {
             argument.checked_add(16).map(|place| word_pairs(notice.process, place, 1)).transpose()?.and_then(
@@ -569,7 +631,9 @@ fn word_pairs(process: u32, place: u64, count: u64) -> io::Result<Vec<(u64, u64)
 /// The process whose `/proc/PID/pagemap` a descriptor of a thread is.
 fn scanned_process(thread: u32, descriptor: u32) -> Option<u32> {
     let link = std::fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
-    link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()
+    let process = link.to_str()?.strip_prefix("/proc/")?.split('/').next()?.parse().ok()?;
+    // In a mount namespace of its own a program can give any file such a name.
+    may_trace(thread, process).then_some(process)
 }
 
 /// The process of a thread that `caller` names, which may be in a PID namespace below this one; the caller's own for a

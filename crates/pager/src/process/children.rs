@@ -179,6 +179,18 @@ pub(super) fn find_process(orphan: &mut TrackedProcess, candidates: &[u32]) -> O
     })
 }
 
+/// Whether `thread` has the memory that the pager serves there: by the same mark, which shows in no other memory,
+/// whatever that has mapped. For a thread that is stopped, and so executes nothing.
+pub(super) fn has_memory_of(thread: u32, tracked: &TrackedProcess) -> bool {
+    let page = mark(tracked);
+    let shows = |is_set| {
+        let is_changed = tracked.space.memory.mark(page.clone(), is_set).is_ok();
+        is_changed && ends_at(thread, page.end).is_ok_and(|ends| ends == is_set)
+    };
+    let shows_mark = shows(true);
+    shows(false) && shows_mark
+}
+
 /// The page behind the head's first, which is registered always.
 fn mark(tracked: &TrackedProcess) -> Range<u64> {
     let page = PAGE_SIZE_BYTES as u64;

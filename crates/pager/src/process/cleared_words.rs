@@ -9,9 +9,12 @@ use std::time::Instant;
 use spillway_stub::late_start::cleared_word;
 use spillway_sys::tracee::TraceError;
 
-use crate::limits::{EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX};
+use crate::limits::{
+    EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX, QUESTION_AGAIN_PAUSE,
+};
 use crate::process::Survey;
-use crate::process::proc_files::{has_ended, may_make_calls};
+use crate::process::children::has_memory_of;
+use crate::process::proc_files::has_ended;
 
 impl Survey {
     /// Asks threads of which it is not known yet.
@@ -30,16 +33,22 @@ impl Survey {
         if threads.is_empty() {
             return;
         }
+        if let Some(until) = self.user_paces.rests_until(process.number(), now) {
+            tracked.questions_at = until;
+            return;
+        }
         let places = tracked.places;
-        let mut failure =
-            (!may_make_calls(process.number())).then(|| "it has a filter of system calls of its own".to_owned());
+        let is_filtered = self.calls.is_filtered(process.number()) == Some(true);
+        let mut failure = is_filtered.then(|| "it has a filter of system calls of its own".to_owned());
         for thread in threads.into_iter().take(EVICTOR_THREADS_TRIED_MAX) {
             if failure.is_some() {
                 break;
             }
             self.attempts += 1;
-            let mut is_ours = || self.proof.is_memory_of(&places, thread);
-            match cleared_word(&places, thread, self.attempts, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+            let mut is_ours = || has_memory_of(thread, tracked);
+            let number = self.attempts;
+            let ask = |begin| cleared_word(&places, thread, number, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            match self.user_paces.while_borrowing(process.number(), ask) {
                 Ok(word) => process.control_blocks().answered(thread, word),
                 Err(TraceError::Unsuitable(_)) => tracked.questions_at = now + EVICTOR_START_PAUSE,
                 Err(TraceError::Gone) => {}
@@ -49,8 +58,11 @@ impl Survey {
             }
         }
         let Some(failure) = failure else { return };
-        tracked.questions_at = now + EVICTOR_FAILED_PAUSE;
-        if !std::mem::replace(&mut tracked.is_question_told, true) {
+        tracked.questions_failed = tracked.questions_failed.saturating_add(1);
+        // On a slow machine a thread of glibc may not have set its list yet.
+        let is_first = tracked.questions_failed == 1;
+        tracked.questions_at = now + if is_first { QUESTION_AGAIN_PAUSE } else { EVICTOR_FAILED_PAUSE };
+        if tracked.questions_failed == 2 {
             self.shared.fail(format!(
                 "process {} has threads that no thread library made, and what the kernel writes when one ends may be lost: {failure}; --via swap has no such limit",
                 places.process

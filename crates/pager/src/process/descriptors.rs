@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::fields::number_of;
 use spillway_sys::process::{every_process, share_descriptors};
 use spillway_sys::threads::Threads;
@@ -101,7 +102,7 @@ fn held_by_thread(process: u32, thread: &Path, inode: u64) -> io::Result<Option<
         if !link.starts_with(MEMFD.as_bytes()) && !link.starts_with(SOCKET.as_bytes()) {
             continue;
         }
-        let about = match fs::read(thread.join("fdinfo").join(entry.file_name())) {
+        let about = match read_unless_leased(thread.join("fdinfo").join(entry.file_name())) {
             Ok(about) => about,
             Err(error) if is_end(&error) => continue,
             Err(error) => return Err(error),

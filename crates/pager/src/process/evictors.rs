@@ -15,7 +15,9 @@ use crate::limits::{
     EVICTOR_FAILED_PAUSE, EVICTOR_MISSING_SHARE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX,
 };
 use crate::process::calls::Calls;
-use crate::process::proc_files::{filters_of, has_ended};
+use crate::process::children::has_memory_of;
+use crate::process::pausing::Hold;
+use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
 
@@ -81,17 +83,29 @@ impl Survey {
         let attempt = self.next_attempt();
         let tracked = &mut self.tracked[index];
         let Some(process) = &tracked.process else { return };
+        if let Some(until) = self.user_paces.rests_until(process.number(), now) {
+            tracked.evictor_at = until;
+            return;
+        }
         tracked.evictor_at = now + EVICTOR_START_PAUSE;
-        let threads = process.threads().unwrap_or_default();
+        let space = tracked.space.id;
+        let hold = self.holds.iter_mut().find(|hold| hold.space() == space);
+        // A program that is held stays so until its pages leave.
+        let mut pause = hold.map(Hold::pause);
+        let held = pause.as_ref().map(|pause| pause.threads()).filter(|held| !held.is_empty());
+        let threads = held.unwrap_or_else(|| process.threads().unwrap_or_default());
         // The others are tried at the next look.
         let first = tracked.threads_tried.checked_rem(threads.len()).unwrap_or(0);
         tracked.threads_tried = first + EVICTOR_THREADS_TRIED_MAX;
         let tried = threads.iter().cycle().skip(first).take(threads.len().min(EVICTOR_THREADS_TRIED_MAX));
         let places = tracked.places;
         for thread in tried.copied() {
-            let mut is_ours = || self.proof.is_memory_of(&places, thread);
+            let mut is_ours = || has_memory_of(thread, tracked);
             let start = evictor_start(&self.calls, thread, attempt);
-            match start_evictor(&places, thread, start, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
+            let held = pause.as_deref_mut().filter(|pause| pause.threads().contains(&thread));
+            let borrow =
+                |begin| start_evictor(&places, (thread, held), start, &mut is_ours, begin + EVICTOR_START_DEADLINE);
+            match self.user_paces.while_borrowing(process.number(), borrow) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
                     tracked.attempt = attempt;
@@ -116,6 +130,10 @@ impl Survey {
         let process = self.tracked[index].places.process;
         let Some(thread) = thread_of_evictor(process) else { return Ok(()) };
         let socket = take_descriptor(thread, number)?;
+        // It had this memory then, too: none comes back once the process has executed another program.
+        if !has_memory_of(thread, &self.tracked[index]) {
+            return Ok(());
+        }
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
         self.give_seat(index, &visitor).map_err(io::Error::other)
     }
@@ -124,7 +142,7 @@ impl Survey {
 /// How `thread` starts its evictor: with a directory of its own, unless the program has a filter of system calls that
 /// is not this run's.
 pub(super) fn evictor_start(calls: &Calls, thread: u32, attempt: u32) -> EvictorStart {
-    EvictorStart { attempt, has_own_directory: filters_of(thread).is_some_and(|filters| filters <= calls.filters()) }
+    EvictorStart { attempt, has_own_directory: calls.is_filtered(thread) == Some(false) }
 }
 
 fn tell_of_failure(tracked: &mut TrackedProcess) {
@@ -134,13 +152,18 @@ fn tell_of_failure(tracked: &mut TrackedProcess) {
     }
 }
 
-fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
+/// Whether it has no evictor, and none was started, but one can be; now or in a moment.
+pub(super) fn is_without_evictor(tracked: &TrackedProcess) -> bool {
     // A thread that is to be traced by another has no other tracer; and of what is whole nothing leaves.
-    if tracked.whole.is_some()
-        || tracked.process.is_none()
-        || tracked.seat.is_some()
-        || tracked.evictor_failure.is_some()
-    {
+    tracked.attempt == 0 && may_have_evictor(tracked)
+}
+
+fn may_have_evictor(tracked: &TrackedProcess) -> bool {
+    tracked.whole.is_none() && tracked.process.is_some() && tracked.seat.is_none() && tracked.evictor_failure.is_none()
+}
+
+fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
+    if !may_have_evictor(tracked) {
         return Coming::Settled;
     }
     if tracked.attempt == 0 {

@@ -18,7 +18,8 @@
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
-//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped.
+//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped, and what may
+//!   trace them.
 
 mod calls;
 mod children;
@@ -75,7 +76,7 @@ use self::growth::{Growth, interval};
 use self::huge_pages::{HugePageLooks, HugePagesOf};
 use self::objects::Objects;
 use self::openings::{OpeningSignals, Openings};
-use self::pace::Pace;
+use self::pace::{Pace, UserPaces};
 use self::pausing::{Hold, Respite, Restless};
 use self::proof::Proof;
 use self::staying::StayingLook;
@@ -134,8 +135,8 @@ struct TrackedProcess {
     threads_tried: usize,
     /// When its threads may be asked for what the kernel clears ...
     questions_at: Instant,
-    /// ... and the user was told that they cannot be.
-    is_question_told: bool,
+    /// ... and how often they could not be: the second time is told.
+    questions_failed: u8,
     /// For its process, of a child that was just forked.
     search: Search,
     /// When it may be held for a moment.
@@ -169,7 +170,7 @@ impl TrackedProcess {
             prepared: HashSet::new(),
             evictor_at,
             questions_at: evictor_at,
-            is_question_told: false,
+            questions_failed: 0,
             search: Search::new(evictor_at),
             respite: Respite::new(evictor_at),
             threads_tried: 0,
@@ -258,6 +259,7 @@ pub struct Survey {
     excess: Excess,
     /// Of whole looks.
     pace: Pace,
+    user_paces: UserPaces,
     growth: Growth,
     /// A thread that was borrowed could not be given back yet.
     is_someone_held: bool,
@@ -306,6 +308,7 @@ impl Survey {
             holds: Vec::new(),
             excess: Excess::default(),
             pace: Pace::default(),
+            user_paces: UserPaces::default(),
             growth: Growth::default(),
             is_someone_held: false,
         })
@@ -360,11 +363,10 @@ impl Survey {
             || is_exceeded
             || !self.is_paging
             || self.objects.are_due(now);
-        if is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now) {
+        let is_due = is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now);
+        if is_due || self.count_memory(now) > self.shared.budget.limit_pages() {
             self.look_at_all(now, has_visitors);
             self.pace.ended(now, Instant::now());
-        } else {
-            self.count_memory(now);
         }
         self.shared.call_eviction();
         let budget = &self.shared.budget;
@@ -402,6 +404,10 @@ impl Survey {
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }
+        if self.is_paging {
+            // First, as programs that are not held fill memory while all else is done.
+            self.hold_programs(Instant::now());
+        }
         if self.is_paging || !self.shared.objects.is_empty() {
             self.keep_pages();
         }
@@ -410,7 +416,6 @@ impl Survey {
             self.register_all(now);
             self.start_evictors(now);
             self.ask_for_cleared_words(now);
-            self.make_pause(now);
             self.bring_back_for_debuggers(now);
             self.look_for_whole_blocks(now);
         }
@@ -477,7 +482,10 @@ impl Survey {
     fn keep_pages(&self) {
         for tracked in &self.tracked {
             // One that ends meanwhile is found by the next look.
-            let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            let Some(Ok(mut kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            kept.extend(self.calls.words(tracked.space.id));
+            kept.sort_unstable();
+            kept.dedup();
             lock(&tracked.space.kept_pages).clone_from(&kept);
             let state = tracked.space.lock();
             let space = tracked.space.id;

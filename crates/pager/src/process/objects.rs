@@ -10,13 +10,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::thread::sleep;
 use std::time::Instant;
 
-use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
+use rustix::fs::{OFlags, SealFlags, SeekFrom, fcntl_get_seals, seek};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::process::every_process;
@@ -435,9 +435,10 @@ impl Survey {
         let (_, process, mappings) = &views[0];
         let Range { start, end } = mappings[0].range.clone();
         let path = format!("/proc/{process}/map_files/{start:x}-{end:x}");
-        let file = File::options().read(true).write(true).open(&path).map_err(|error| {
-            // It has moved, or its process has ended.
-            if error.kind() == std::io::ErrorKind::NotFound {
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).write(true).custom_flags(flags).open(&path).map_err(|error| {
+            // It has moved, or its process has ended, or another process has a lease on it.
+            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::WouldBlock) {
                 return Refusal::TooEarly;
             }
             Refusal::Never(format!(

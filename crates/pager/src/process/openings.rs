@@ -16,8 +16,10 @@ use spillway_sys::lease::{Lease, LeaseSignals, open_unless_leased};
 use spillway_sys::process::every_process;
 use spillway_sys::threads::Threads;
 
-use crate::limits::{OPENINGS_THREADS_MAX, OPENINGS_TOLD_MAX, WHOLE_PAUSE_MIN};
+use crate::limits::{OPENINGS_DESCRIPTORS_MAX, OPENINGS_THREADS_MAX, OPENINGS_TOLD_MAX, WHOLE_PAUSE_MIN};
+use crate::process::pace::UserPaces;
 use crate::process::proc_files::{Process, has_ended};
+use crate::process::traced::may_trace;
 use crate::process::{Survey, TrackedProcess};
 
 /// The files.
@@ -118,7 +120,7 @@ impl Survey {
                 }
                 _ => false,
             };
-            if is_open || (is_first || is_due) && self.is_open_in_run(index, number) {
+            if is_open || (is_first || is_due) && self.is_open_in_run(index, number, now) {
                 self.begin_whole(index, now);
             }
         }
@@ -139,15 +141,31 @@ impl Survey {
     }
 
     /// Whether a descriptor was open before. Of a program that was forked its parent and itself can have had the time.
-    fn is_open_in_run(&self, index: usize, number: u32) -> bool {
+    fn is_open_in_run(&mut self, index: usize, number: u32, now: Instant) -> bool {
         let is_related = |other: &&TrackedProcess| {
             let space = &self.tracked[index].space;
             space.parent.is_none() || other.space.id == space.id || Some(other.space.id) == space.parent
         };
-        let related = self.tracked.iter().filter(is_related);
-        related
-            .filter_map(|other| other.process.as_ref())
-            .any(|other| has_open(other.number(), number).unwrap_or(false))
+        let related = self.tracked.iter().filter(is_related).filter_map(|other| other.process.as_ref());
+        self.is_open_in(related.map(Process::number).collect(), number, now)
+    }
+
+    /// Whether any process that may be looked at has such a file of process `of` open, but pagers and their guardians.
+    pub(super) fn is_open_anywhere(&mut self, of: u32, now: Instant) -> bool {
+        let own = fs::read_link("/proc/self/exe").ok();
+        let is_pager = |number: &u32| fs::read_link(format!("/proc/{number}/exe")).ok() == own;
+        self.is_open_in(every_process().unwrap_or_default().into_iter().filter(|one| !is_pager(one)).collect(), of, now)
+    }
+
+    /// Whether one of the `holders` has it open, or may have: a user's own processes can have too many descriptors open
+    /// to look at them all, and again and again.
+    fn is_open_in(&mut self, holders: Vec<u32>, of: u32, now: Instant) -> bool {
+        if self.user_paces.rests_until(of, now).is_some() {
+            return true;
+        }
+        let mut room = if UserPaces::bounds(of) { OPENINGS_DESCRIPTORS_MAX } else { usize::MAX };
+        let has_open = |holder| has_open(holder, of, &mut room).unwrap_or(false);
+        self.user_paces.while_working(of, now, || holders.into_iter().any(has_open))
     }
 
     /// Tells that a program's memory is read by its files.
@@ -155,7 +173,7 @@ impl Survey {
         self.opening_signals.told += 1;
         match self.opening_signals.told {
             ..=OPENINGS_TOLD_MAX => self.shared.fail(format!(
-                "{process} has its memory read by its pagemap or mem in /proc: all of it is local while that is open, beyond the budget if need be; --via swap pages it"
+                "{process} has its memory read by its pagemap or mem in /proc, or its user has too many descriptors open to tell: all of it is local while that is so, beyond the budget if need be; --via swap pages it"
             )),
             count if count == OPENINGS_TOLD_MAX + 1 => self.shared.fail(
                 "more programs have their memory read by their pagemap or mem in /proc, and are local meanwhile".to_owned(),
@@ -173,23 +191,20 @@ impl Survey {
     }
 }
 
-/// Whether any process that may be looked at has such a file of process `of` open, but pagers and their guardians.
-pub(super) fn is_open_anywhere(of: u32) -> bool {
-    let own = fs::read_link("/proc/self/exe").ok();
-    let is_pager = |number: u32| fs::read_link(format!("/proc/{number}/exe")).ok() == own;
-    let holders = every_process().unwrap_or_default();
-    holders.into_iter().any(|number| has_open(number, of).unwrap_or(false) && !is_pager(number))
-}
-
-/// Whether `holder` has such a file of process `of` open.
-fn has_open(holder: u32, of: u32) -> io::Result<bool> {
+/// Whether `holder` has such a file of process `of` open, or more descriptors than there is `room` for. A process that
+/// may not open one has none: what it has open may have a name of its own choice, in another mount namespace.
+fn has_open(holder: u32, of: u32, room: &mut usize) -> io::Result<bool> {
+    if holder != of && !may_trace(holder, of) {
+        return Ok(false);
+    }
     for thread in Threads::of(holder)?.list()? {
         if thread != holder && spillway_sys::process::share_descriptors(holder, thread).unwrap_or(false) {
             continue;
         }
         for entry in fs::read_dir(format!("/proc/{holder}/task/{thread}/fd"))? {
             let Ok(link) = fs::read_link(entry?.path()) else { continue };
-            if link.to_str().is_some_and(|link| is_file_of(link, holder, of)) {
+            *room = room.saturating_sub(1);
+            if *room == 0 || link.to_str().is_some_and(|link| is_file_of(link, holder, of)) {
                 return Ok(true);
             }
         }
@@ -230,12 +245,31 @@ mod tests {
         assert!(!is_file_of("/proc/77/mem", 5, 7));
     }
 
+    /// It may have given its file that name.
+    #[test]
+    fn a_process_that_may_not_open_the_files_of_another_has_none_open() {
+        use std::os::unix::process::CommandExt;
+        if !rustix::process::geteuid().is_root() {
+            return spillway_sys::skipping::skip("root");
+        }
+        let own = std::process::id();
+        for (user, is_counted) in [(0, true), (65534, false)] {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").stdin(fs::File::open("/proc/self/pagemap").unwrap());
+            let mut holder = command.uid(user).gid(user).spawn().unwrap();
+            assert_eq!(has_open(holder.id(), own, &mut 100).unwrap(), is_counted, "user {user}");
+            holder.kill().unwrap();
+            holder.wait().unwrap();
+        }
+    }
+
     #[test]
     fn descriptors_of_a_processs_memory_are_found() {
+        let mut room = usize::MAX;
         let own = std::process::id();
-        assert!(!has_open(own, u32::MAX >> 1).unwrap());
+        assert!(!has_open(own, u32::MAX >> 1, &mut room).unwrap());
         let file = fs::File::open("/proc/self/pagemap").unwrap();
-        assert!(has_open(own, own).unwrap());
+        assert!(has_open(own, own, &mut room).unwrap());
         drop(file);
     }
 }

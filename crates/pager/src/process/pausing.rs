@@ -22,11 +22,14 @@ use crate::address_space::AddressSpace;
 use crate::budget::Budget;
 use crate::evict::take_over::thread_of_evictor;
 use crate::limits::{
-    HOLD_IDLE_MAX, HOLD_MAX, PAUSE_FAILED_PAUSE, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE, RESTLESS_SHARE,
+    HELD_SHARE, HOLD_IDLE_MAX, HOLD_MAX, PAUSE_FAILED_PAUSE, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE,
+    RESTLESS_SHARE,
 };
+use crate::page_table::page_indexes::SpaceId;
 use crate::pager_state::PagerState;
+use crate::process::evictors::is_without_evictor;
 use crate::process::proc_files::has_ended;
-use crate::process::{Survey, TrackedProcess};
+use crate::process::{Survey, TrackedProcess, alert_pages};
 
 /// Whether `pages` are next to nothing where `excess_pages` should leave.
 fn is_little(pages: u64, excess_pages: i64) -> bool {
@@ -94,9 +97,22 @@ pub(super) struct Hold {
 }
 
 impl Hold {
+    pub(super) fn space(&self) -> SpaceId {
+        self.space.id
+    }
+
+    pub(super) fn pause(&mut self) -> &mut Pause {
+        &mut self.pause
+    }
+
     /// Whether the program goes on, and if so whether that it was held has helped: enough has left, or it was held for
     /// long. It has not helped if nothing can leave.
-    fn is_over(&mut self, shared: &PagerState, is_evictor_coming: bool, now: Instant) -> Option<bool> {
+    fn is_over(
+        &mut self,
+        shared: &PagerState,
+        (is_evictor_coming, may_come): (bool, bool),
+        now: Instant,
+    ) -> Option<bool> {
         let (out, budget) = (pages_out(shared), &shared.budget);
         if out != self.left.1 {
             self.left = (now, out);
@@ -104,38 +120,52 @@ impl Hold {
         // Signals of its threads are passed on by the look at them.
         let has_stopped = self.pause.is_complete();
         let is_idle = has_stopped && now.saturating_duration_since(self.left.0) >= HOLD_IDLE_MAX;
-        let can_leave = is_evictor_coming || !budget.is_stuck();
+        let can_leave = is_evictor_coming || may_come || !budget.is_stuck();
         if is_idle && (!can_leave || now.saturating_duration_since(self.began) >= HOLD_MAX) {
             return Some(!is_little(out - self.out_before, self.excess_pages));
         }
-        let is_enough = budget.resident_pages() <= budget.high_pages() || self.space.is_gone();
-        (is_enough || now.saturating_duration_since(self.began) >= HOLD_MAX).then_some(true)
+        // One whose evictor comes could only fill more meanwhile.
+        let is_enough = !is_evictor_coming && budget.resident_pages() <= budget.high_pages();
+        (is_enough || self.space.is_gone() || now.saturating_duration_since(self.began) >= HOLD_MAX).then_some(true)
     }
 }
 
 impl Survey {
-    /// Lets programs go on that were held for long enough, and holds the largest one that needs it, if any does.
-    pub(super) fn make_pause(&mut self, now: Instant) {
+    /// Lets programs go on that were held for long enough, and holds those that need it.
+    pub(super) fn hold_programs(&mut self, now: Instant) {
         self.end_holds(now);
         let budget = &self.shared.budget;
         let excess_pages = budget.resident_pages() - budget.limit_pages();
         let is_restless = self.restless.is_over(excess_pages, pages_out(&self.shared), now);
-        if !is_restless && !budget.wants_hold() {
+        // To start an evictor takes several turns of a busy machine's scheduler, in which programs fill memory. Within
+        // the budget that is worth a stop once.
+        let is_starting =
+            |tracked: &TrackedProcess| is_without_evictor(tracked) && (excess_pages > 0 || tracked.threads_tried == 0);
+        let has_little_room = budget.resident_pages() > budget.high_pages() - alert_pages(budget);
+        let is_over = budget.wants_hold() || has_little_room && self.tracked.iter().any(is_starting);
+        if !is_restless && !is_over {
             return;
         }
-        let wanting = self.tracked.iter().enumerate().filter(|(_, tracked)| self.may_be_paused(tracked, now));
-        let wanting = wanting.filter(|(_, tracked)| !is_restless || is_changing(&tracked.space));
-        let Some((index, _)) = wanting.max_by_key(|(_, tracked)| tracked.pages) else { return };
+        let least_pages = budget.limit_pages() / HELD_SHARE;
+        let may_be_held = |tracked: &TrackedProcess| {
+            let is_meant = if is_over { tracked.pages > least_pages } else { is_changing(&tracked.space) };
+            is_meant && self.may_be_paused(tracked, now)
+        };
+        let meant: Vec<usize> = (0..self.tracked.len()).filter(|index| may_be_held(&self.tracked[*index])).collect();
+        meant.into_iter().for_each(|index| self.hold(index, excess_pages, is_restless, now));
+    }
+
+    fn hold(&mut self, index: usize, excess_pages: i64, is_restless: bool, now: Instant) {
         let tracked = &mut self.tracked[index];
         let Some(process) = &tracked.process else { return };
         let (space, process) = (Arc::clone(&tracked.space), process.number());
-        // One that has just been started has no name yet.
-        let Some(evictor) = thread_of_evictor(process) else { return };
+        let Some(evictor) = spared(tracked, process) else { return };
         let places = tracked.places;
         self.restless = Restless::default();
         // It may have become another program, which is none of this run's business.
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
-        match Pause::begin(process, evictor, &mut is_ours, now + PAUSE_STOP_MAX) {
+        // Not from when the look began, which may be long ago on a busy machine.
+        match Pause::begin(process, evictor, &mut is_ours, Instant::now() + PAUSE_STOP_MAX) {
             Ok(pause) => {
                 self.shared.counters.pauses.add(1);
                 let out_before = pages_out(&self.shared);
@@ -159,15 +189,30 @@ impl Survey {
         let mut holds = std::mem::take(&mut self.holds);
         holds.retain_mut(|hold| {
             let mut tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
-            let is_evictor_coming = tracked.as_ref().is_some_and(|tracked| tracked.is_evictor_coming());
-            let Some(has_helped) = hold.is_over(&self.shared, is_evictor_coming, now) else { return true };
+            let evictor = tracked.as_ref().map(|tracked| (tracked.is_evictor_coming(), is_without_evictor(tracked)));
+            let Some(has_helped) = hold.is_over(&self.shared, evictor.unwrap_or_default(), now) else { return true };
             if let Some(tracked) = &mut tracked {
                 tracked.respite.was_held(has_helped, now);
             }
             false
         });
-        holds.iter().for_each(|hold| self.register_at_once(&hold.space));
+        for hold in &mut holds {
+            self.follow_threads(hold);
+            self.register_at_once(&hold.space);
+        }
         self.holds = holds;
+    }
+
+    /// Threads that began, or came out of a call, since the program is held are held too.
+    fn follow_threads(&self, hold: &mut Hold) {
+        let tracked = self.tracked.iter().find(|tracked| tracked.space.id == hold.space.id);
+        let Some((tracked, process)) = tracked.and_then(|tracked| Some((tracked, tracked.process.as_ref()?))) else {
+            return;
+        };
+        let Some(evictor) = spared(tracked, process.number()) else { return };
+        let mut is_ours = |thread| self.proof.is_memory_of(&tracked.places, thread);
+        // Without success they go on as before.
+        let _ = hold.pause.follow(evictor, &mut is_ours, Instant::now() + PAUSE_STOP_MAX);
     }
 
     /// Whether it is not held, and an evictor of its could take pages out, now or soon.
@@ -176,11 +221,17 @@ impl Survey {
         tracked.respite.is_due(now)
             && tracked.whole.is_none()
             && tracked.process.is_some()
-            && (tracked.has_evictor() || tracked.is_evictor_coming())
+            && (tracked.has_evictor() || tracked.is_evictor_coming() || is_without_evictor(tracked))
             && !space.is_gone()
             && !space.is_held()
             && self.holds.iter().all(|hold| hold.space.id != space.id)
     }
+}
+
+/// The evictor among the threads of a program, which is not held; 0 if it was not started. `None`: it was, a moment
+/// ago, and has no name yet.
+fn spared(tracked: &TrackedProcess, process: u32) -> Option<u32> {
+    thread_of_evictor(process).or_else(|| (tracked.attempt == 0).then_some(0))
 }
 
 fn is_changing(space: &AddressSpace) -> bool {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use spillway_fabric::plain_text::plain;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
@@ -98,10 +99,10 @@ impl Process {
         regions.iter().take(found).map(|region| region.end - region.start).sum()
     }
 
-    /// Its name; `None` when it has ended.
+    /// Its name, as it may be shown: a program gives itself any; `None` when it has ended.
     pub fn name(&self) -> Option<String> {
         let name = read_unless_leased(format!("/proc/{}/comm", self.number)).ok()?;
-        Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+        Some(name_of(name.trim_ascii_end()))
     }
 
     /// The file systems that it sees, as text (proc_pid_mountinfo(5)).
@@ -162,13 +163,6 @@ impl Process {
     }
 }
 
-/// Whether `process` may make a system call that it does not make by itself: it has no more filters of calls than this
-/// process, and one of them is the run's. A stricter one may kill it. One that has ended makes no call.
-pub fn may_make_calls(process: u32) -> bool {
-    let own = filters_of(std::process::id()).unwrap_or(0).max(1);
-    filters_of(process).is_none_or(|its| its <= own)
-}
-
 /// Anonymous pages by a `statm` file (proc(5)); `None` when what it is about has ended and was not waited for.
 fn resident_of(statm: &File) -> Option<i64> {
     let mut bytes = [0; 128];
@@ -196,6 +190,11 @@ pub fn filters_of(thread: u32) -> Option<u32> {
 fn others_pages_of(rollup: &(impl AsRef<[u8]> + ?Sized)) -> Option<i64> {
     let others_bytes = bytes_of(rollup, "Anonymous")?.saturating_sub(bytes_of(rollup, "Pss_Anon")?);
     Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
+}
+
+/// The name that a program gave itself, as it may be shown to the user.
+pub fn name_of(name: &[u8]) -> String {
+    plain(&String::from_utf8_lossy(name)).into_owned()
 }
 
 /// The maps of process `number`.
@@ -236,10 +235,29 @@ mod tests {
     }
 
     #[test]
+    fn a_name_has_nothing_that_a_terminal_obeys() {
+        assert_eq!(name_of(b"java"), "java");
+        assert_eq!(name_of(b"\x1b[2Jx\ny\xff"), "\u{fffd}[2Jx\u{fffd}y\u{fffd}");
+    }
+
+    #[test]
     fn fields_are_found_in_what_the_kernel_writes() {
         let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
         let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
         assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
+    }
+
+    #[test]
+    fn a_terminal_obeys_nothing_of_a_name() {
+        let name = "printf 'a\\033[2J\\nb' >/proc/$$/comm; echo; read -r end";
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", name]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert_eq!(process.name().unwrap(), "a\u{fffd}[2J\u{fffd}b");
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! (`children`).
 //!
 //! A process that executes another program has another memory from then on, maybe with more rights (a set-user-ID
-//! program). It does not map the head until it said hello anew, which such a program never does. So its maps are
-//! looked at again whenever one of its threads has stopped, before anything of that is changed; a stopped thread
-//! executes nothing.
+//! program). That does not say hello, but it may map any file that is handed over to it, the head too. So before
+//! anything of a stopped thread is changed, its memory shows the mark again (`children::has_memory_of`). A thread that
+//! is only held shows the head. A stopped thread executes nothing.
 
 use spillway_sys::lease::open_unless_leased;
 use std::io::{self, Read};

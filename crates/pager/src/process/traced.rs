@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use spillway_sys::proc_text::fields;
+use spillway_sys::proc_text::{fields, words};
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
@@ -138,9 +138,59 @@ fn stop_of(status: &(impl AsRef<[u8]> + ?Sized)) -> Option<Stop> {
     Some(Stop { tracer, switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")? })
 }
 
+/// Whether the kernel may let thread `tracer` trace or read process `traced` (ptrace(2), "Ptrace access mode
+/// checking"): by its user and groups, or by a right that it has there. Yes where that is not known.
+pub(super) fn may_trace(tracer: u32, traced: u32) -> bool {
+    let (Ok(its), Ok(others)) = (status_of(tracer), status_of(traced)) else { return true };
+    if is_of_same_user(&its, &others) {
+        return true;
+    }
+    let namespace = |number: u32| std::fs::read_link(format!("/proc/{number}/ns/user")).ok();
+    let (Some(own), Some(its_namespace), Some(others_namespace)) =
+        (namespace(std::process::id()), namespace(tracer), namespace(traced))
+    else {
+        return true;
+    };
+    // What has made a namespace has all rights in it, and rights in one are none outside of it.
+    let is_below = others_namespace != own && others_namespace != its_namespace;
+    is_below || its_namespace == others_namespace && may_trace_all(&its)
+}
+
+/// Whether the real user and group of the first process are all users and groups of the other.
+fn is_of_same_user(its: &[u8], others: &[u8]) -> bool {
+    // Real, effective, saved, and one for files, which does not count.
+    let numbers = |status, name| words::first::<3>(fields::value_of(status, name).unwrap_or_default());
+    ["Uid", "Gid"].into_iter().all(|name| match (numbers(its, name), numbers(others, name)) {
+        (Some([real, ..]), Some(all)) => all.iter().all(|one| *one == real),
+        _ => true,
+    })
+}
+
+/// Whether the process has `CAP_SYS_PTRACE` in its user namespace.
+fn may_trace_all(status: &[u8]) -> bool {
+    /// `linux/capability.h`.
+    const SYS_PTRACE: u64 = 19;
+    fields::mask_of(status, "CapEff").is_none_or(|rights| rights >> SYS_PTRACE & 1 == 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_of_another_user_without_the_right_traces_none() {
+        let status = |user: &str, group: &str| format!("Uid:\t{user}\nGid:\t{group}\n").into_bytes();
+        let (root, user) = (status("0\t0\t0\t0", "0\t0\t0\t0"), status("7\t7\t7\t7", "8\t8\t8\t8"));
+        assert!(is_of_same_user(&user, &user) && !is_of_same_user(&user, &root) && !is_of_same_user(&root, &user));
+        for (users, groups) in
+            [("7\t0\t0\t7", "8\t8\t8\t8"), ("7\t7\t0\t7", "8\t8\t8\t8"), ("7\t7\t7\t7", "8\t0\t8\t8")]
+        {
+            assert!(!is_of_same_user(&user, &status(users, groups)), "a program with its set-user-ID bit");
+        }
+        assert!(is_of_same_user(&status("7\t9\t9\t9", "8\t8\t8\t8"), &user), "the real one counts");
+        assert!(may_trace_all(b"CapEff:\t000001ffffffffff\n") && !may_trace_all(b"CapEff:\t000001fffff7ffff\n"));
+        assert!(may_trace(std::process::id(), std::process::id()) && may_trace(u32::MAX >> 1, 1));
+    }
 
     #[test]
     fn only_a_thread_that_is_stopped_for_its_tracer_counts() {

@@ -22,7 +22,7 @@ use spillway_sys::process_stat::ProcessStat;
 use crate::budget::Budget;
 use crate::limits::{DESCENDANTS_MAX, FIRST_HELLO_PATIENCE, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTERVAL, UNPAGED_SHARE};
 use crate::process::Survey;
-use crate::process::proc_files::{maps_of, status_of};
+use crate::process::proc_files::{maps_of, name_of, status_of};
 
 /// The processes that were looked for and told of.
 #[derive(Debug, Default)]
@@ -120,7 +120,7 @@ fn descendants(process: u32) -> Vec<u32> {
 /// A process's name and anonymous memory.
 fn memory_of(process: u32) -> Option<(String, u64)> {
     let status = status_of(process).ok()?;
-    let name = String::from_utf8_lossy(fields::value_of(&status, "Name")?).into_owned();
+    let name = name_of(fields::value_of(&status, "Name")?);
     Some((name, fields::bytes_of(&status, "RssAnon")?))
 }
 

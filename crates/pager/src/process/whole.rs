@@ -14,7 +14,7 @@ use spillway_sys::proc_text::fields::number_of;
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{WHOLE_PAUSE_MAX, WHOLE_PAUSE_MIN};
-use crate::process::openings::{Openings, is_open_anywhere};
+use crate::process::openings::Openings;
 use crate::process::proc_files::room_bytes;
 use crate::process::{Survey, is_memory_gone};
 
@@ -121,7 +121,9 @@ impl Survey {
         // What is opened from now on waits; what was open is seen.
         tracked.openings = Openings::default();
         let is_watched = tracked.process.as_ref().is_some_and(|process| tracked.openings.watch(process).is_ok());
-        if is_watched && !is_open_anywhere(number) {
+        let is_over = is_watched && !self.is_open_anywhere(number, now);
+        let tracked = &mut self.tracked[index];
+        if is_over {
             tracked.whole = None;
         } else {
             tracked.openings.release();

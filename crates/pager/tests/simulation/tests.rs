@@ -140,6 +140,20 @@ fn pages_that_a_fork_shared_leave_after_the_evictor_made_them_the_programs_own()
 }
 
 #[test]
+fn a_program_that_writes_beyond_its_budget_after_a_fork_waits_for_what_becomes_its_own() {
+    // Rule 2, and 15.
+    let mut world = World::new(96);
+    world.programs[0].space.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
+    (0..90).for_each(|page| world.touch(0, page, true));
+    world.programs[0].memory.lock().pinned = (0..90).map(address).collect();
+    for page in 90..PAGES {
+        world.touch(0, page, true);
+        assert!(world.count() <= 96, "{} pages at page {page}", world.count());
+    }
+    world.end();
+}
+
+#[test]
 fn a_program_whose_evictor_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
     let mut world = World::new(96);
     (0..95).for_each(|page| world.touch(0, page, true));

@@ -27,7 +27,7 @@ const NEEDED_WEIGHT: u32 = 3;
 
 /// ... and one that was not for so much: the score grows where two in five are needed. A page that comes along takes
 /// 2 us, and the one that leaves for it 2 to 3; a fault that it spares takes 10 and more
-/// (docs/decisions/pager-scan.md).
+/// (docs/decisions/prefetching.md).
 const UNNEEDED_WEIGHT: u32 = 2;
 
 const SCORE_MAX: u32 = 40;

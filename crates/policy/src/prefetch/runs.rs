@@ -33,7 +33,7 @@ const PATIENCE_FAULTS: u64 = 16;
 const FAULT_WEIGHT: u32 = 2;
 
 /// ... what a page costs that comes along, needed or not: 10 us, and 2 us with 2 to 3 for the one that leaves for it
-/// (docs/decisions/pager-scan.md).
+/// (docs/decisions/prefetching.md).
 const ALONG_WEIGHT: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@
 //!
 //! A policy passes a page over as often as its rate says, each time that it comes back. With random victims and no
 //! rates a page in use leaves as soon as any other; with them, the order is near to that of a kernel with referenced
-//! bits (docs/decisions/replacement-rates.md). It is learnt from faults alone, which are few where memory suffices.
+//! bits (docs/decisions/replacement.md). It is learnt from faults alone, which are few where memory suffices.
 //!
 //! One byte for each page number.
 

@@ -17,7 +17,7 @@
 //! 2007), and the less of them come back, the more often.
 //!
 //! That is *eager eviction*, as Leap calls it. It may be switched off or made absolute ([`EagerEviction`]), to see
-//! what it brings alone (docs/decisions/eager-eviction.md).
+//! what it brings alone (docs/decisions/replacement.md).
 //!
 //! The numbers come from a seed, so equal events have equal victims.
 
@@ -32,7 +32,7 @@ use super::{Arrival, CachePage};
 const LOOKS_MAX: u32 = 64;
 
 /// One in so many pages of the budget stays behind streams: as many as may come ahead of them. An eighth and a
-/// sixty-fourth lose more time in the replay (docs/decisions/replacement.md).
+/// sixty-fourth lose more time in the replay (docs/measurements.md).
 const BEHIND_SHARE: u32 = AHEAD_SHARE;
 
 /// What streams have passed.

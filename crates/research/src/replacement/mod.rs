@@ -44,10 +44,10 @@ impl Policy {
     pub const ALL: [Self; 6] =
         [Self::Fifo, Self::Clock, Self::Sieve, Self::S3Fifo, Self::SeveralChances, Self::Sampled];
 
-    /// The pager's without eager eviction, as it is, and with eager eviction of all: docs/decisions/eager-eviction.md.
+    /// The pager's without eager eviction, as it is, and with eager eviction of all: docs/decisions/replacement.md.
     pub const EAGERNESS: [Self; 3] = [Self::SampledInTurn, Self::Sampled, Self::SampledAtOnce];
 
-    /// The pager's, unless told otherwise: docs/decisions/replacement.md has the figures.
+    /// The pager's, unless told otherwise: docs/measurements.md has the figures.
     pub const DEFAULT: Self = Self::Sampled;
 
     /// Its name on command lines and in tables.

@@ -173,7 +173,8 @@ impl Cluster {
                 donor.place == Place::Used
                     && !holds(slot)
                     && self.is_usable(borrower, slot)
-                    && self.machines[donor.machine].room_bytes() >= ROOM_SLABS_MIN * self.settings.slab_size_bytes
+                    && self.machines[donor.machine].room_bytes(borrower)
+                        >= ROOM_SLABS_MIN * self.settings.slab_size_bytes
             })
     }
 }

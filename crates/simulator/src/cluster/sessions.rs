@@ -1,8 +1,5 @@
 //! What happens on links: sessions are opened, kept and lost, and parcels arrive or are held back.
 
-use std::net::Ipv4Addr;
-
-use spillway_donor::connections::Machine;
 use spillway_donor::lender::{Input as LenderInput, Opening};
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
@@ -19,6 +16,7 @@ use crate::borrower::Place;
 use crate::events::Event;
 use crate::links::{Link, LinkId, Parcel, Reach};
 use crate::machine::Content;
+use crate::machine::seen_by_donors;
 use crate::settings::{DELAY_MAX, DELAY_MIN, DELAY_RARE};
 use crate::volume::Slab;
 
@@ -173,8 +171,7 @@ impl Cluster {
             resume: None,
         };
         let resume = SessionToken([0; 32]);
-        let machine_of_borrower = Machine::At(Ipv4Addr::from_bits(borrower as u32).into());
-        let opening = Opening { session, hello, machine: machine_of_borrower, passes_descriptors: false, resume };
+        let opening = Opening { session, hello, machine: seen_by_donors(borrower), passes_descriptors: false, resume };
         self.feed_lender(machine, LenderInput::Opened(opening));
     }
 

@@ -312,7 +312,7 @@ impl TinyPager {
         paged.attempt = self.next_attempt();
         let start = EvictorStart { attempt: paged.attempt, has_own_directory: false };
         loop {
-            match late_start::start_evictor(&paged.places, thread, start, &mut || true, deadline) {
+            match late_start::start_evictor(&paged.places, (thread, None), start, &mut || true, deadline) {
                 Ok(()) => return,
                 Err(TraceError::Unsuitable(why)) => assert!(Instant::now() < deadline, "{why}"),
                 Err(error) => panic!("{error}"),

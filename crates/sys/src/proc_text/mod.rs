@@ -6,14 +6,17 @@
 //! byte that is no letter must not hide what comes behind it.
 //!
 //! - [`maps`]: `/proc/PID/maps` and `smaps`.
-//! - [`mounts`]: `/proc/PID/mountinfo`. [`swaps`]: `/proc/swaps`. [`cgroups`]: `/proc/PID/cgroup`.
+//! - [`mounts`]: `/proc/PID/mountinfo`. [`swaps`]: `/proc/swaps`. [`locks`]: `/proc/locks`. [`cgroups`]:
+//!   `/proc/PID/cgroup`.
 //! - [`stat`] is for `/proc/PID/stat`.
 //! - [`fields`]: lists of names and values: `status`, `meminfo`, `smaps_rollup`, `fdinfo`, `cpuinfo`, `memory.stat`.
-//! - [`words`]: lists of numbers: `statm`, `schedstat`, `children`, `syscall`, `cgroup.procs`; pressure.
+//! - [`words`]: lists of numbers: `statm`, `schedstat`, `children`, `syscall`, `cgroup.procs`, a line of
+//!   `uid_map`; pressure.
 //! - [`strings`]: `cmdline` and `environ`.
 
 pub mod cgroups;
 pub mod fields;
+pub mod locks;
 pub mod maps;
 pub mod mounts;
 pub mod stat;

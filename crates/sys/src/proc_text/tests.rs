@@ -8,7 +8,7 @@ use super::maps::{FileId, Mapped, Pieces};
 use super::mounts::Mount;
 use super::stat::Stat;
 use super::words::Call;
-use super::{cgroups, decimal, fields, hexadecimal, lines, maps, mounts, strings, swaps, unescaped, words};
+use super::{cgroups, decimal, fields, hexadecimal, lines, locks, maps, mounts, strings, swaps, unescaped, words};
 
 const HEAD: FileId = FileId { device: (0, 1), inode: 8 };
 
@@ -267,4 +267,14 @@ fn what_this_kernel_writes_is_understood() {
     );
     assert!(cgroups::all(&std::fs::read("/proc/self/cgroup").unwrap()).count() > 0);
     assert!(words::call(&std::fs::read("/proc/thread-self/syscall").unwrap()).is_some());
+}
+
+#[test]
+fn holders_of_locks_are_told_from_waiters_and_other_files() {
+    let text = b"1: POSIX  ADVISORY  WRITE 5 08:01:131 0 EOF\n2: FLOCK  ADVISORY  WRITE 12 08:01:131 0 EOF\n\
+        2: -> FLOCK  ADVISORY  WRITE 13 08:01:131 0 EOF\n3: FLOCK  ADVISORY  READ 14 08:11:131 0 EOF\n\
+        4: FLOCK\n5: FLOCK  ADVISORY  READ 0 fd:0a:131 0 EOF\n";
+    let holders = |device, inode| locks::holders(text, FileId { device, inode }).collect::<Vec<_>>();
+    assert_eq!((holders((8, 1), 131), holders((8, 17), 131)), (vec![12], vec![14]));
+    assert_eq!((holders((0xfd, 10), 131), holders((8, 1), 13)), (vec![0], vec![]));
 }

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::reader::{HEAD_BYTES, Job, Reader, Unread};
-use crate::lease::{open_unless_leased, read_unless_leased};
-use crate::process::ProcessIdentity;
+use crate::lease::open_unless_leased;
+use crate::process::{ProcessIdentity, user_of};
 
 /// Fills `target` with what stands at `address` of process `pid`.
 pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
@@ -155,17 +155,6 @@ impl Readers {
         let pause = known.map_or(PAUSE_MIN, |hung| (hung.pause * 2).min(PAUSE_MAX));
         self.hung.insert(process, Hung { process: identity, until: now + pause, pause });
     }
-}
-
-/// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
-fn user_of(process: u32) -> io::Result<u32> {
-    let status = read_unless_leased(format!("/proc/{process}/status"))?;
-    // The name in it may be cut in the middle of a letter.
-    let status = String::from_utf8_lossy(&status);
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    users
-        .and_then(|users| users.split_ascii_whitespace().next()?.parse().ok())
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Where thread `thread` has the head of its list of robust futexes (get_robust_list(2)), which lies in its control

@@ -103,6 +103,27 @@ impl Borrowed {
         Ok(())
     }
 
+    /// Puts back what a call changed, and leaves the thread stopped. False if that cannot be done: it must be given back.
+    pub(super) fn put_back(&mut self, patience: Duration) -> bool {
+        let Some(saved) = &self.saved else { return true };
+        let deadline = Instant::now() + patience;
+        if self.ask_to_stop().is_err() {
+            return false;
+        }
+        loop {
+            match self.thread.look() {
+                Ok(Some(Stop::Asked)) => break,
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK_INTERVAL),
+                _ => return false,
+            }
+        }
+        let is_restored = saved.restore(self.thread.thread).is_ok();
+        if is_restored {
+            self.saved = None;
+        }
+        is_restored
+    }
+
     /// Puts back what was changed, and lets it go. False if it did not stop in time: it must be tried again.
     pub(super) fn give_back(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;

@@ -173,6 +173,19 @@ struct RseqConfiguration {
     padding: u32,
 }
 
+/// Tries of a read that fails where the machine is too busy for it: some 5 ms each, in which the thread is stopped.
+const READ_TRIES_MAX: u32 = 4;
+
+fn read_stopped(process: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
+    for _ in 1..READ_TRIES_MAX {
+        match process_memory::read_exact(process, address, target) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+    }
+    process_memory::read_exact(process, address, target)
+}
+
 /// Whether a thread that is at `instruction` is inside a restartable sequence (rseq(2)): it must be restarted and not
 /// be continued later, which the kernel could not see to if its registers were changed meanwhile.
 pub(super) fn is_in_restartable_sequence(process: u32, thread: u32, instruction: u64) -> io::Result<bool> {
@@ -186,13 +199,13 @@ pub(super) fn is_in_restartable_sequence(process: u32, thread: u32, instruction:
     }
     // `struct rseq`: two numbers, then the address of the current `struct rseq_cs`: two numbers, then start and length.
     let mut sequence = [0; 8];
-    process_memory::read_exact(process, configuration.address + 8, &mut sequence)?;
+    read_stopped(process, configuration.address + 8, &mut sequence)?;
     let sequence = u64::from_ne_bytes(sequence);
     if sequence == 0 {
         return Ok(false);
     }
     let mut bounds = [0; 16];
-    process_memory::read_exact(process, sequence + 8, &mut bounds)?;
+    read_stopped(process, sequence + 8, &mut bounds)?;
     let number = |at: usize| u64::from_ne_bytes(bounds[at..at + 8].try_into().expect("eight bytes"));
     Ok(instruction.wrapping_sub(number(0)) < number(8))
 }

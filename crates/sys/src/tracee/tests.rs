@@ -107,18 +107,22 @@ impl Child {
         self.call_until(function, || word(&self.memory, CALLED_WITH).load(SeqCst) != 0, deadline)
     }
 
+    fn target(&self, function: extern "C" fn(*const Mapping) -> !, patience: Duration) -> Call {
+        Call {
+            function: function as *const () as u64,
+            argument: Arc::as_ptr(&self.memory) as u64,
+            stack_end: (self.memory.address() + STACK_END) as u64,
+            patience,
+        }
+    }
+
     fn call_until(
         &self,
         function: extern "C" fn(*const Mapping) -> !,
         is_finished: impl FnMut() -> bool,
         deadline: Instant,
     ) -> Result<(), TraceError> {
-        let target = Call {
-            function: function as *const () as u64,
-            argument: Arc::as_ptr(&self.memory) as u64,
-            stack_end: (self.memory.address() + STACK_END) as u64,
-            patience: deadline.saturating_duration_since(Instant::now()),
-        };
+        let target = self.target(function, deadline.saturating_duration_since(Instant::now()));
         // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the
         // stack is the last page of the mapping, which nothing else uses.
         unsafe { call(self.pid, self.pid, &target, &mut || true, is_finished, deadline) }

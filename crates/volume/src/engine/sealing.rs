@@ -6,7 +6,7 @@
 //!
 //! With a disk copy the proofs change when the backlog takes the contents, so that the two never differ, not even in
 //! a process that dies. Without one they change when the donors have answered
-//! (`docs/decisions/sealed-pages.md`).
+//! (`docs/decisions/page-state.md`).
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

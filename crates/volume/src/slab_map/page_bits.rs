@@ -1,7 +1,7 @@
-//! One byte of truth per page: which copies are valid, and whether a thread is changing it.
+//! Nine bits of truth per page: which copies are valid, and whether a thread is changing it.
 //!
-//! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a
-//! request of many pages costs a few word operations:
+//! Infiniswap keeps one bit per page (remote or disk). Here each of the nine is a bitmap, so that a request of many
+//! pages costs a few word operations:
 //! - `Busy`: a writer, a discard or the mover owns the page. A thread that changes any other bit of a page holds this
 //!   one, except the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose
 //!   threads the owners are.

@@ -10,7 +10,7 @@ use super::Steward;
 use super::pages::Pages;
 use crate::limits::EMPTY_SLAB_INTERVAL;
 use crate::settings::mapping::MappingPolicy;
-use crate::slab_map::slab_entry::Location;
+use crate::slab_map::slab_entry::{DonorSlot, Location};
 
 /// What one look at a slab found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,9 @@ impl Steward {
         let lacks = deserves && finding.copies < self.config.replicas;
         if lacks && has_room {
             self.placing.restore(slab);
+        } else if lacks {
+            let holders: Vec<DonorSlot> = pages.locations(slab).iter().flatten().map(|it| it.donor).collect();
+            self.donors.need(&holders);
         }
         if finding.copies > 0 && finding.missing > 0 {
             self.moving.refill(slab);

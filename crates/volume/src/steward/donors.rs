@@ -50,6 +50,8 @@ pub struct DonorView {
     offer: Option<Offer>,
     /// When it was last asked for its room, or spoke of it.
     asked: Instant,
+    /// A slab found no room that it could take.
+    is_needed: bool,
 }
 
 /// The donors with a session, by slot.
@@ -63,6 +65,8 @@ pub struct Donors {
     next_request: u32,
     /// What [`Donors::has_room`] said last: decides how often donors are asked.
     is_room_known: bool,
+    /// When a donor was told last that a slab found no room.
+    told_need: Option<Instant>,
 }
 
 impl Donors {
@@ -84,6 +88,7 @@ impl Donors {
             is_distrusted,
             offer: None,
             asked,
+            is_needed: false,
         };
         self.open.insert(donor, view);
     }
@@ -229,18 +234,36 @@ impl Donors {
         }
     }
 
-    /// Asks those for their room that were not asked for a while.
-    pub fn ask_free(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+    /// A slab needs room that no donor has; `holders` cannot take it.
+    pub fn need(&mut self, holders: &[DonorSlot]) {
+        let identities: Vec<DonorId> =
+            holders.iter().filter_map(|donor| self.view(*donor)).map(|it| it.identity).collect();
+        for view in self.open.values_mut() {
+            view.is_needed |= !identities.contains(&view.identity);
+        }
+    }
+
+    /// Asks those for their room that were not asked for a while. A donor without room learns of a need by the question
+    /// for a slab, which it cannot keep. One is told each time, as each may ask another machine for a slab.
+    pub fn ask_free(&mut self, now: Instant, slab_size_bytes: u64, outputs: &mut Vec<Output>) {
         let interval = self.interval();
-        for (donor, view) in &mut self.open {
-            let is_due = now.saturating_duration_since(view.asked) >= interval;
-            if !is_due || view.is_refused(now) {
-                continue;
-            }
+        let is_due = |view: &DonorView| now.saturating_duration_since(view.asked) >= interval && !view.is_refused(now);
+        let may_tell = self.told_need.is_none_or(|told| now >= told + FREE_INTERVAL);
+        let is_full = |view: &DonorView| view.is_needed && view.may_be_used() && view.free_bytes < slab_size_bytes;
+        let full =
+            self.open.iter().filter(|(_, view)| may_tell && is_due(view) && is_full(view)).map(|(donor, _)| *donor);
+        let full: Vec<DonorSlot> = full.collect();
+        let told = full.get(self.next_request as usize % full.len().max(1)).copied();
+        for (donor, view) in self.open.iter_mut().filter(|(_, view)| is_due(view)) {
             view.asked = now;
             self.next_request = self.next_request.wrapping_add(1);
-            let message = Message::Query { request: self.next_request };
+            let request = self.next_request;
+            let message = if told == Some(*donor) { Message::Ask { request } } else { Message::Query { request } };
             outputs.push(Output::Send { donor: *donor, session: view.session, message });
+        }
+        if told.is_some() {
+            self.told_need = Some(now);
+            self.open.values_mut().for_each(|view| view.is_needed = false);
         }
     }
 

@@ -508,7 +508,7 @@ impl Steward {
             self.mapping_possible = Some(possible);
             self.outputs.push(Output::MappingPossible(possible));
         }
-        self.donors.ask_free(now, &mut self.outputs);
+        self.donors.ask_free(now, pages.slab_size_bytes(), &mut self.outputs);
         self.plan_wake(now);
     }
 

@@ -323,9 +323,12 @@ impl Placing {
         if !matches!(placement.stage, Stage::Idle) {
             return;
         }
-        if !placement.is_satisfied(slab, context.pages, context.config.replicas) && placement.draw(slab, context) {
-            // All may have offered a slab to a placement before.
-            return placement.choose_among_answers(context);
+        if !placement.is_satisfied(slab, context.pages, context.config.replicas) {
+            if placement.draw(slab, context) {
+                // All may have offered a slab to a placement before.
+                return placement.choose_among_answers(context);
+            }
+            context.donors.need(&placement.taken(&context.pages.locations(slab)));
         }
         if placement.leases.is_empty() {
             fruitless.push((slab, placement.purpose));
@@ -418,11 +421,16 @@ impl Placement {
         true
     }
 
-    fn candidates(&self, slab: SlabIndex, context: &Context<'_>) -> Vec<Candidate> {
-        let locations = context.pages.locations(slab);
+    /// Donors that the slab is not put to: they have a copy, lease one, or said no.
+    fn taken(&self, locations: &CopyLocations) -> Vec<DonorSlot> {
         let there = locations.iter().flatten().map(|location| location.donor);
         let leased = self.leases.iter().map(|lease| lease.location.donor);
-        let taken: Vec<DonorSlot> = there.chain(leased).chain(self.passed.iter().copied()).collect();
+        there.chain(leased).chain(self.passed.iter().copied()).collect()
+    }
+
+    fn candidates(&self, slab: SlabIndex, context: &Context<'_>) -> Vec<Candidate> {
+        let locations = context.pages.locations(slab);
+        let taken = self.taken(&locations);
         // Two addresses may lead to one donor, which would then hold both copies.
         let identities: Vec<_> =
             taken.iter().filter_map(|donor| context.donors.view(*donor)).map(|view| view.identity).collect();

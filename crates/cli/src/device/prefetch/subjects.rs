@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use spillway_device::prefetch::headroom::{CgroupMemory, Subjects};
 use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use spillway_sys::proc_text::words;
 
 use super::plan::PrefetchPlan;
 use crate::cgroup::MemoryGroup;
@@ -149,7 +150,7 @@ fn limit_of(group: &Path, version: Version) -> Option<u64> {
         Version::V1 => &["memory.limit_in_bytes"],
         Version::V2 => &["memory.high", "memory.max"],
     };
-    let limit = |file: &&str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+    let limit = |file: &&str| words::numbers(&read_unless_leased(group.join(file)).ok()?).next();
     files.iter().filter_map(limit).filter(|limit| *limit < 1 << 62).min()
 }
 

@@ -2,6 +2,8 @@
 //
 // Usage: bait addresses   says where `taken`, `room` and its file's first page are.
 //        bait SECONDS     works in user mode for so long.
+//        bait SECONDS DESCRIPTOR ADDRESS BYTES  maps a file first that was open already, as some programs with more
+//                         rights do with what their users hand over.
 //
 // Whoever makes it execute `taken` has its rights, and leaves a file with its effective user in the directory that it was compiled for (MARKS).
 
@@ -10,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,7 +36,11 @@ static double now(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 2) return 2;
+    if (count != 2 && count != 5) return 2;
+    if (count == 5) {
+        void *place = (void *)strtoull(arguments[3], NULL, 16);
+        mmap(place, strtoul(arguments[4], NULL, 10), PROT_READ, MAP_PRIVATE | MAP_FIXED, atoi(arguments[2]), 0);
+    }
     if (strcmp(arguments[1], "addresses") == 0) {
         printf("%zu %zu %zx\n", (size_t)taken, (size_t)room, (size_t)__executable_start);
         return 0;

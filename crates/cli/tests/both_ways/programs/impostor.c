@@ -5,7 +5,8 @@
 // The head lies at BASE, where the other program has the first page of its own file, and the other program is executed from
 // a directory that is named as /proc/PID/maps writes the head's device and inode: BAIT's directory can be renamed.
 //
-// Every other try keeps the memory that the pager knows alive in a process beside it (CLONE_VM).
+// Every other try keeps the memory that the pager knows alive in a process beside it (CLONE_VM). Of these, every other one
+// has the other program map the head itself, at the same place.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -95,7 +96,7 @@ static char *named_like(int head, const char *bait) {
     return named;
 }
 
-static void become(uint64_t magic, uint64_t version, char **places, char *bait, char *seconds, char *base, int keeps) {
+static void become(uint64_t magic, uint64_t version, char **places, char *bait, char *seconds, char *base, int keeps, int maps) {
     char *variable = strdup(getenv("SPILLWAY_PAGER")), *mark = strrchr(variable, '#');
     *mark = 0;
     uint64_t token = strtoull(mark + 1, NULL, 16);
@@ -115,6 +116,8 @@ static void become(uint64_t magic, uint64_t version, char **places, char *bait, 
     send_words(connection, memory);
     if (receive_words(connection, &passed) != PAGE) exit(8);
     void *place = (void *)strtoull(base, NULL, 16);
+    // Above all that the other program has at addresses of its own.
+    if (maps) place = (char *)place + (1 << 28);
     char *head = mmap(place, head_bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, passed, 0);
     if (head == MAP_FAILED) exit(9);
     memset(words, 0, sizeof words);
@@ -124,6 +127,13 @@ static void become(uint64_t magic, uint64_t version, char **places, char *bait, 
     // The pager believes this one while it waits for another (as in vfork), where no tracer can stop it.
     if (keeps) wait_with(0, stacks[0], 3000);
     wait_with(CLONE_VFORK, stacks[1], 60);
+    if (maps) {
+        char descriptor[16], address[32], bytes[32];
+        snprintf(descriptor, sizeof descriptor, "%d", passed);
+        snprintf(address, sizeof address, "%zx", (size_t)place);
+        snprintf(bytes, sizeof bytes, "%zu", head_bytes);
+        execl(bait, bait, seconds, descriptor, address, bytes, NULL);
+    }
     execl(bait, bait, seconds, NULL);
     exit(11);
 }
@@ -136,7 +146,10 @@ int main(int count, char **arguments) {
     int tries = 0;
     do {
         pid_t child = fork();
-        if (child == 0) become(magic, version, arguments + 6, arguments[5], tries % 2 ? "0.2" : "1", arguments[9], tries % 2 == 0);
+        if (child == 0) {
+            const int keeps = tries % 2 == 0, maps = tries % 4 == 2;
+            become(magic, version, arguments + 6, arguments[5], keeps ? "1" : "0.2", arguments[9], keeps, maps);
+        }
         int status;
         if (waitpid(child, &status, 0) != child) return 12;
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return printf("status %x\n", status), 13;

@@ -211,6 +211,72 @@ static void words(void)
     printf("futex %ld %d %ld %d %ld\n", waited, late, changed, *(int *)second, other);
 }
 
+static volatile int *owned(char *start, int which)
+{
+    return (volatile int *)(start + which * APART);
+}
+
+static char *locks;
+static volatile int is_held;
+
+static int holds(void *unused)
+{
+    for (int i = 0; i < THREADS; i++)
+        futex(owned(locks, i), FUTEX_LOCK_PI_PRIVATE, 0, NULL);
+    is_held = 1;
+    wait_for_go();
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
+static volatile int got, orphans;
+
+static int waits(void *word)
+{
+    __atomic_add_fetch(&orphans, futex(word, FUTEX_LOCK_PI_PRIVATE, 0, NULL) == 0 && *(int *)word & FUTEX_OWNER_DIED, 5);
+    __atomic_add_fetch(&got, 1, 5);
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
+/* Words that the kernel itself writes to: where the page was never touched, is away, was only read, and when the
+   owner ends while the page was away. */
+static void owners(void)
+{
+    char *words = memory(THREADS * APART), *stacks = memory((THREADS + 1) * 16 * PAGE);
+    int taken = 0, given = 0, added = 0;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < THREADS; i++)
+            taken += futex(owned(words, i), FUTEX_LOCK_PI_PRIVATE, 0, NULL) == 0;
+        fill();
+        for (int i = 0; i < THREADS; i++)
+            given += (round < 2 || *owned(words, i) == getpid()) && futex(owned(words, i), FUTEX_UNLOCK_PI_PRIVATE, 0, NULL) == 0;
+        fill();
+        for (int i = 0; i < THREADS && round == 1; i++)
+            given -= *owned(words, i) != 0;
+    }
+    for (int i = 0; i < THREADS; i++) {
+        given -= *owned(words, i) != 0;
+        added += syscall(SYS_futex, &taken, FUTEX_WAKE_OP, 1, 1L, owned(words, i), FUTEX_OP(FUTEX_OP_ADD, 2, FUTEX_OP_CMP_EQ, 5)) == 0;
+        added -= *owned(words, i) != 2;
+    }
+    printf("owners took %d gave %d added %d\n", taken, given, added);
+    go = 0;
+    locks = memory(THREADS * APART);
+    clone(holds, stacks + 16 * PAGE, SHARED, NULL);
+    while (!is_held)
+        usleep(1000);
+    for (int i = 0; i < THREADS; i++)
+        clone(waits, stacks + (i + 2) * 16 * PAGE, SHARED, (void *)owned(locks, i));
+    usleep(100000);
+    fill();
+    go = 1;
+    futex(&go, FUTEX_WAKE, INT32_MAX, NULL);
+    for (int tries = 0; got < THREADS && tries < 3000; tries++)
+        usleep(10000);
+    printf("orphans %d of %d\n", orphans, got);
+}
+
 int main(int count, char **arguments)
 {
     bytes = (size_t)atol(arguments[1]) << 20;
@@ -220,6 +286,7 @@ int main(int count, char **arguments)
     frames();
     asynchronous(arguments[2]);
     words();
+    owners();
     printf("bad %lu\n", bad);
     return bad != 0;
 }

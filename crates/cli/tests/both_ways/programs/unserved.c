@@ -2,7 +2,7 @@
  * own, which it never serves.
  *
  * `unserved paged`: its list of robust locks, the vector of a process_madvise(2) under way, the mask of a pselect6(2)
- * under way. It has leases on its own files of /proc, too. `unserved alone MIB`: its arguments and environment, while it has so much memory.
+ * under way. It has leases on its own files of /proc, too, and asks for its residency all the time. `unserved alone MIB`: its arguments and environment, while it has so much memory.
  *
  * It says "ready", and ends when nobody listens to it any more. */
 #define _GNU_SOURCE
@@ -67,6 +67,13 @@ static void ready(void)
 }
 
 /* Whatever opens a file with a lease waits for its holder, 45 s at most. */
+static void lease(const char *path)
+{
+    int file = open(path, O_RDONLY);
+    if (file >= 0)
+        fcntl(file, F_SETLEASE, F_WRLCK);
+}
+
 static void lease_own_files(void)
 {
     static const char *const names[] = {"cgroup", "comm", "maps", "mem", "mountinfo", "pagemap", "smaps", "smaps_rollup",
@@ -75,21 +82,29 @@ static void lease_own_files(void)
     for (size_t at = 0; at < 2 * sizeof names / sizeof *names; at++) {
         char path[64];
         snprintf(path, sizeof path, "/proc/%s/%s", at % 2 ? "thread-self" : "self", names[at / 2]);
-        int file = open(path, O_RDONLY);
-        if (file >= 0)
-            fcntl(file, F_SETLEASE, F_WRLCK);
+        lease(path);
     }
+}
+
+/* Before each of these calls it is looked which processes the thread has started. */
+static void *ask_for_residency(void *page)
+{
+    lease("/proc/thread-self/children");
+    for (unsigned char there;; usleep(1000))
+        mincore(page, PAGE, &there);
 }
 
 static void paged(void)
 {
     pthread_t thread;
-    lease_own_files();
     char *vector = unserved_page(), *mask = unserved_page(), *list = unserved_page();
     pthread_create(&thread, NULL, change_guards, vector);
     pthread_create(&thread, NULL, select_nothing, mask);
     if (syscall(SYS_set_robust_list, list, 24))
         _exit(2);
+    /* Before that the pager must have looked at it, or it would refuse the calls above. */
+    lease_own_files();
+    pthread_create(&thread, NULL, ask_for_residency, list);
     ready();
 }
 

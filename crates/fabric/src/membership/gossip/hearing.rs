@@ -15,7 +15,7 @@ use std::time::Instant;
 use foca::{Error, Header, Identity as _, Member, Message, State, Timer};
 
 use super::{Gossip, kind};
-use crate::limits::{MEMBERS_MAX, RUMORS_WAITING_MAX, SEQUENCE_MAX};
+use crate::limits::{INCARNATION_MAX, MEMBERS_MAX, RUMORS_WAITING_MAX, SEQUENCE_MAX};
 use crate::membership::codec::decode_header;
 use crate::membership::identity::{Identity, MachineId, generation_max};
 use crate::membership::payload::{self, Payload};
@@ -76,17 +76,17 @@ impl Gossip {
             return Ok(());
         }
         let mut members = self.believed(now, &header, payload.members);
-        if !self.admit(now, &header.src, true, 0) {
+        if self.tell_the_winner(&header.src) || !self.admit(now, &header.src, true, 0) {
             return Ok(());
         }
         if self.swim.updates_backlog() >= RUMORS_WAITING_MAX {
             self.take_quietly(now, &header, std::mem::take(&mut members));
         }
         let is_heard = self.is_listened_to(&header);
-        self.tell_the_winner(&header.src);
         self.give_to_swim(now, &header, &members)?;
         if is_heard {
             self.note_answer(&header);
+            self.tell_of_suspicion(&header);
             self.take_rumors(now, &payload.rumors)?;
         }
         Ok(())
@@ -117,6 +117,16 @@ impl Gossip {
         let all = std::iter::once(sender).chain(members);
         // It fails only if a member does not fit a datagram.
         let _ = self.ask(now, |swim, asked| swim.apply_many(all, false, asked));
+    }
+
+    /// A member that answers has not heard that it is suspected here, or what it said against that was lost.
+    fn tell_of_suspicion(&mut self, header: &Header<Identity>) {
+        let suspected = self.member(header.src.address).filter(|known| known.state() == State::Suspect).cloned();
+        if let (Some(suspected), Message::Ack(_)) = (suspected, &header.message) {
+            let src = *self.swim.identity();
+            let back = Header { src, src_incarnation: 0, dst: header.src, message: Message::Gossip };
+            self.send_swim(&back, &[suspected]);
+        }
     }
 
     fn note_answer(&mut self, header: &Header<Identity>) {
@@ -170,9 +180,11 @@ impl Gossip {
             let identity = *member.id();
             if identity == own {
                 let is_final = member.state() == State::Down
-                    || member.state() == State::Suspect && member.incarnation() == u16::MAX;
-                if is_final && is_listened_to {
-                    self.rejoin(now, None);
+                    || member.state() == State::Suspect && member.incarnation() >= INCARNATION_MAX;
+                if is_final {
+                    if is_listened_to {
+                        self.rejoin(now);
+                    }
                 } else if member.state() == State::Suspect
                     && suspicion.as_ref().is_none_or(|known| known.incarnation() < member.incarnation())
                 {
@@ -207,7 +219,8 @@ impl Gossip {
         let own = *self.swim.identity();
         let is_other = other.address == own.address && other.machine != MachineId::UNKNOWN && *other != own;
         if is_other && other.win_addr_conflict(&own) && self.believes(now, other) {
-            self.rejoin(now, Some(other.generation));
+            self.rejoins.hear_of(other.generation);
+            self.rejoin(now);
         }
     }
 
@@ -216,7 +229,7 @@ impl Gossip {
         if header.dst != *self.swim.identity() {
             return;
         }
-        self.rejoin(now, None);
+        self.rejoin(now);
         let is_dead_too =
             self.member(header.src.address).is_some_and(|it| *it.id() == header.src && it.state() == State::Down);
         if is_dead_too {
@@ -227,13 +240,15 @@ impl Gossip {
         }
     }
 
-    /// Tells the sender of a datagram which later life of its address is known here: it can begin one above that.
-    fn tell_the_winner(&mut self, sender: &Identity) {
+    /// Tells the sender of a datagram which later life of its address is known here, if one is: it can begin one above
+    /// that. Nothing else is said to it, as it begins lives at a pace, and the first one is to be above the winner's.
+    fn tell_the_winner(&mut self, sender: &Identity) -> bool {
         let winner = self.member(sender.address).filter(|known| known.id() != sender);
-        let Some(winner) = winner.filter(|known| known.id().win_addr_conflict(sender)).cloned() else { return };
+        let Some(winner) = winner.filter(|known| known.id().win_addr_conflict(sender)).cloned() else { return false };
         let src = *self.swim.identity();
         let header = Header { src, src_incarnation: 0, dst: *sender, message: Message::Gossip };
         self.send_swim(&header, &[winner]);
+        true
     }
 
     fn send_swim(&mut self, header: &Header<Identity>, members: &[Member<Identity>]) {
@@ -243,26 +258,33 @@ impl Gossip {
         }
     }
 
-    /// Begins another life, above the generation `above` if one is known that has to be exceeded. Not too often.
-    fn rejoin(&mut self, now: Instant, above: Option<u64>) {
+    /// Begins another life, above any that was heard of at this address. Not too often.
+    fn rejoin(&mut self, now: Instant) {
         if !self.rejoins.is_due(now) {
             return;
         }
         let own = *self.swim.identity();
-        let step = self.rejoins.count(now);
-        let wanted = above.map_or(own.generation.saturating_add(step), |above| above.saturating_add(1));
-        let generation = wanted.min(self.generation_max(now));
+        let generation = self.rejoins.next(now, own.generation).min(self.generation_max(now));
         if generation <= own.generation {
             return;
         }
-        // Its errors are that the identity is the same, which it is not, or that a member fits no datagram.
-        let _ = self.ask(now, |swim, asked| swim.change_identity(Identity { generation, ..own }, asked));
+        self.take_another_name();
+        self.ask(now, |swim, asked| {
+            // Its errors are that the identity is the same, which it is not, or that a member fits no datagram.
+            let _ = swim.change_identity(Identity { generation, ..own }, &mut *asked);
+            // What tells others of this life may be lost: they are probed from here on, and not when one of them speaks
+            // to a life that it does not know.
+            let _ = swim.apply_many(std::iter::empty(), false, asked);
+        });
         self.on_rejoined(generation);
     }
 
-    /// A new life speaks under a new name, too: a hostile machine may have used up the numbers of the former one.
+    /// Perhaps nothing that this machine says arrives: a hostile one may have used up the numbers of its name.
+    pub(super) fn take_another_name(&mut self) {
+        self.sender = self.sealer.rename();
+    }
+
     pub(super) fn on_rejoined(&mut self, generation: u64) {
-        self.sender = self.sealer.rename(generation);
         self.own.announcement.sequence = 0;
         self.own.is_changed = true;
         self.outputs.push(Output::Renewed(generation));
@@ -342,7 +364,7 @@ impl Gossip {
             return;
         }
         if rumor.announcement.sequence >= SEQUENCE_MAX {
-            return self.rejoin(now, None);
+            return self.rejoin(now);
         }
         self.own.announcement.sequence = rumor.announcement.sequence;
         self.own.is_changed = true;

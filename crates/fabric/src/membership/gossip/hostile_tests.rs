@@ -21,7 +21,7 @@ fn key(byte: u8) -> ClusterKey {
     ClusterKey::from_bytes([byte; KEY_BYTES])
 }
 
-/// Machines 1 to 3 without delay or loss, and a forger with their key.
+/// Machines without delay or loss, and a forger with their key.
 struct Village {
     now: Instant,
     machines: Vec<Gossip>,
@@ -34,17 +34,26 @@ struct Village {
 
 impl Village {
     fn new() -> Self {
+        Self::of(3)
+    }
+
+    fn of(count: usize) -> Self {
         let now = Instant::now();
-        let machines = (1..=3).map(|number| Gossip::new(now, settings(number))).collect();
-        let mut village =
-            Self { now, machines, forger: Sealer::new(Some(&key(1)), "test", [9; 16]), faces: 0, renewed: vec![0; 3] };
-        for place in 1..3 {
+        let machines = (1..=count).map(|number| Gossip::new(now, settings(number as u8))).collect();
+        let forger = Sealer::new(Some(&key(1)), "test", [9; 16]);
+        let mut village = Self { now, machines, forger, faces: 0, renewed: vec![0; count] };
+        for place in 1..count {
             village.give(place, Input::Join(vec![([10, 0, 0, 1], 7070).into()]));
         }
         village.pass(20);
-        assert!((0..3).all(|by| (0..3).all(|of| village.state(by, of) == MemberState::Alive)));
-        assert_eq!(village.renewed, [0; 3]);
+        assert!(village.agrees() && village.renewed.iter().all(|returns| *returns == 0));
         village
+    }
+
+    /// Whether all know that all live.
+    fn agrees(&self) -> bool {
+        let all = 0..self.machines.len();
+        all.clone().all(|by| all.clone().all(|of| self.state(by, of) == MemberState::Alive))
     }
 
     fn give(&mut self, place: usize, input: Input<'_>) {
@@ -214,6 +223,11 @@ fn a_flood_of_deaths_and_suspicions_costs_few_returns_and_few_datagrams() {
             })
             .collect();
         village.say(2, face, Message::Gossip, &suspected);
+        for doubt in [u16::MAX - 1, 0] {
+            // A new life begins where no higher incarnation is left to refute the second one.
+            let own = village.identity(2);
+            village.say(2, face, Message::Gossip, &[Member::new(own, doubt, State::Suspect)]);
+        }
         let own = village.identity(2);
         village.say(2, face, Message::Gossip, &[Member::new(own, 0, State::Down)]);
         village.say(2, face, Message::TurnUndead, &[]);
@@ -227,20 +241,39 @@ fn a_flood_of_deaths_and_suspicions_costs_few_returns_and_few_datagrams() {
     assert!((0..2).all(|by| village.state(by, 2) == MemberState::Alive));
 }
 
+/// The forger sees names on the wire, and speaks as machines whose last datagram was the last one of all.
 #[test]
-fn a_machine_whose_datagram_numbers_were_used_up_takes_another_name() {
-    let mut village = Village::new();
-    // The third machine would carry words between the two.
-    village.machines.remove(1);
-    village.pass(30);
-    let name = village.machines[1].sender;
-    let mut thief = Sealer::new(Some(&key(1)), "test", name);
-    thief.skip_to(u64::MAX - 1);
-    let header = Header { src: stranger(1), src_incarnation: 0, dst: village.identity(0), message: Message::Gossip };
-    let bytes = thief.seal(&[&[kind::SWIM], &payload::encode(&header, &[]).unwrap()[..]].concat());
-    village.give(0, Input::Datagram(&bytes));
-    village.pass(90);
-    assert_ne!(village.machines[1].sender, name);
+fn a_machine_whose_datagram_numbers_were_used_up_takes_another_name_and_is_heard() {
+    for (machines, deceived) in [(2, 1), (3, 1), (3, 2)] {
+        let mut village = Village::of(machines);
+        let victim = machines - 1;
+        let mut thief = Sealer::new(Some(&key(1)), "test", village.machines[victim].sender);
+        for place in 0..deceived {
+            let header =
+                Header { src: stranger(1), src_incarnation: 0, dst: village.identity(place), message: Message::Gossip };
+            thief.skip_to(u64::MAX - 1);
+            let bytes = thief.seal(&[&[kind::SWIM], &payload::encode(&header, &[]).unwrap()[..]].concat());
+            village.give(place, Input::Datagram(&bytes));
+        }
+        village.pass(60);
+        assert!(village.agrees(), "{machines} machines");
+        assert!(village.renewed[victim] <= 2, "{} returns", village.renewed[victim]);
+    }
+}
+
+#[test]
+fn a_machine_is_heard_again_though_all_is_lost_that_it_says_at_its_return() {
+    for machines in [2, 3] {
+        let mut village = Village::of(machines);
+        let victim = machines - 1;
+        let (src, dst) = (village.identity(0), village.identity(victim));
+        let header = Header { src, src_incarnation: 0, dst, message: Message::TurnUndead };
+        let bytes = village.forger.seal(&[&[kind::SWIM], &payload::encode(&header, &[]).unwrap()[..]].concat());
+        let lost = village.machines[victim].on(village.now, Input::Datagram(&bytes));
+        assert!(lost.iter().any(|output| matches!(output, Output::Renewed(_))));
+        village.pass(30);
+        assert!(village.agrees(), "{machines} machines");
+    }
 }
 
 #[test]
@@ -265,4 +298,7 @@ fn members_that_are_only_named_fill_the_list_to_its_bound_and_real_ones_stay_and
     village.give(3, Input::Join(vec![([10, 0, 0, 1], 7070).into()]));
     assert!(of(&village, 3).is_some(), "one that speaks for itself finds room");
     assert!((1..3).all(|place| of(&village, place).is_some()));
+    // The newcomer hears of many, and asks those for more that answer.
+    village.pass(2);
+    assert!((0..3).all(|place| village.state(3, place) == MemberState::Alive));
 }

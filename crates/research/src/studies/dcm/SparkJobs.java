@@ -14,7 +14,7 @@ import scala.Tuple2;
 
 /**
  * DCM's two jobs in Spark itself, over a data set that is made and kept in memory: Grep over lines, GroupBy of pairs. Not part of the
- * study, which needs Java only; docs/decisions/dcm.md says how to run it. Arguments: JOB MIB PASSES. The checksum does not depend on order.
+ * study, which needs Java only; docs/measurements.md says how to run it. Arguments: JOB MIB PASSES. The checksum does not depend on order.
  */
 public final class SparkJobs {
     private static final int LINE_BYTES = 100;

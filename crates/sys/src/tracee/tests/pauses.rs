@@ -31,6 +31,30 @@ fn a_thread_that_is_held_does_nothing_until_it_goes_on_as_before() {
 }
 
 #[test]
+fn a_thread_that_is_held_makes_a_call_and_stays_held() {
+    let child = Child::fork(count);
+    child.wait_for_steps(1);
+    let calls: [(extern "C" fn(*const Mapping) -> !, bool); 3] = [(mark, true), (linger, false), (mark, true)];
+    for (function, is_done) in calls {
+        let mut pause = held(child.pid, 0);
+        assert_eq!(pause.threads(), [child.pid]);
+        word(&child.memory, CALLED_WITH).store(0, SeqCst);
+        let target = child.target(function, if is_done { PATIENCE } else { Duration::from_millis(100) });
+        let mut is_finished = || word(&child.memory, CALLED_WITH).load(SeqCst) != 0;
+        // SAFETY: as for `Child::call_until`.
+        let result =
+            unsafe { pause.call(child.pid, &target, &mut || true, &mut is_finished, Instant::now() + PATIENCE) };
+        assert_eq!(result.is_ok(), is_done, "{result:?}");
+        let steps = long_word(&child.memory, STEPS).load(SeqCst);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(pause.is_complete() && long_word(&child.memory, STEPS).load(SeqCst) == steps);
+        drop(pause);
+        child.wait_for_steps(2);
+    }
+    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0, "registers are as they were");
+}
+
+#[test]
 fn a_pause_leaves_those_alone_that_sleep_and_those_that_are_no_more() {
     let child = Child::fork(|_| {
         // SAFETY: waits for a signal that ends it.
@@ -47,12 +71,16 @@ fn a_pause_leaves_those_alone_that_sleep_and_those_that_are_no_more() {
 }
 
 #[test]
-fn nobody_is_held_for_whom_no_time_is_left() {
+fn a_thread_for_which_no_time_was_left_is_held_later() {
     let child = Child::fork(count);
     child.wait_for_steps(1);
-    let pause = Pause::begin(child.pid, 0, &mut |_| true, Instant::now()).unwrap();
+    let mut pause = Pause::begin(child.pid, 0, &mut |_| true, Instant::now()).unwrap();
     assert_eq!(tracer(child.pid, child.pid), 0);
+    pause.follow(0, &mut |_| true, Instant::now() + PATIENCE).unwrap();
+    wait_until("it has stopped", || pause.is_complete());
+    assert_eq!(pause.threads(), [child.pid]);
     drop(pause);
+    child.wait_for_steps(1);
 }
 
 #[test]

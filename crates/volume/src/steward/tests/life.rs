@@ -6,7 +6,7 @@ use spillway_fabric::control::message::Message;
 
 use super::super::Input;
 use super::world::World;
-use crate::limits::{CONTROL_REPLY_DEADLINE, EMPTY_SLAB_INTERVAL, PLACEMENTS_MAX, REFUSAL_PAUSE};
+use crate::limits::{CONTROL_REPLY_DEADLINE, EMPTY_SLAB_INTERVAL, FREE_INTERVAL, PLACEMENTS_MAX, REFUSAL_PAUSE};
 use crate::slab_map::slab_entry::DonorSlot;
 
 fn mapped(world: &mut World, slab: u32) {
@@ -248,4 +248,42 @@ fn a_good_answer_is_not_refused_however_many_placements_draw_by_it() {
         }
     }
     assert_eq!(refused, 0);
+}
+
+/// The donors that are asked for a slab by a look at all slabs, a while after the one before.
+fn asked_at_a_look(world: &mut World) -> Vec<u16> {
+    world.now += FREE_INTERVAL;
+    world.look();
+    let asks = world.messages.iter().filter(|(_, _, message)| matches!(message, Message::Ask { .. }));
+    let asked = asks.map(|(donor, ..)| donor.0).collect();
+    world.settle();
+    asked
+}
+
+/// It may ask another machine, which holds more than its share, for as much.
+#[test]
+fn a_donor_without_room_is_told_that_a_slab_needs_some() {
+    for has_disk in [true, false] {
+        let mut world = World::new(1, has_disk, 2, &[0, 0]);
+        let mut told = Vec::new();
+        for _ in 0..20 {
+            world.write(0);
+            world.settle();
+            told.extend(asked_at_a_look(&mut world));
+        }
+        assert!(told.contains(&0) && told.contains(&1) && told.len() <= 20, "{told:?}");
+        world.donors[1].room_slabs = 1;
+        asked_at_a_look(&mut world);
+        mapped(&mut world, 0);
+        assert_eq!(world.holders(0), [1]);
+    }
+}
+
+#[test]
+fn a_donor_is_told_of_no_need_that_it_cannot_meet() {
+    let mut world = World::new(2, true, 1, &[1]);
+    mapped(&mut world, 0);
+    assert_eq!(world.holders(0), [0]);
+    let told: Vec<u16> = (0..20).flat_map(|_| asked_at_a_look(&mut world)).collect();
+    assert!(told.is_empty(), "the second copy belongs to another donor");
 }
