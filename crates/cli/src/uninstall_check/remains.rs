@@ -214,8 +214,7 @@ mod tests {
                 "kill -TERM 9",
                 "SPILLWAY_RUNTIME_DIRECTORY=/run/x spillway swap off",
                 "setpriv --reuid 1000 env spillway device off",
-                // A path that a shell would obey is left out.
-                "setpriv --reuid 1000 env spillway device off",
+                "setpriv --reuid 1000 env SPILLWAY_RUNTIME_DIRECTORY='/x;reboot' spillway device off",
                 "spillway doctor --mend",
                 "spillway doctor --mend",
             ]

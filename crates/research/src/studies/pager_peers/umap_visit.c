@@ -1,5 +1,5 @@
 /*
- * The workload `visit` (bench/src/workloads/visit.rs) in a region of umap (github.com/LLNL/umap): the same accesses in the same order, the same
+ * The workload `visit` (crates/workloads/src/visit.rs) in a region of umap (github.com/LLNL/umap): the same accesses in the same order, the same
  * checks, and the same report, so that the study `pager-peers` can compare a visit with one under our pager.
  *
  *     gcc -O2 -I UMAP/src umap_visit.c -L UMAP/build/src/umap -lumap -Wl,-rpath,UMAP/build/src/umap -o umap-visit
