@@ -152,18 +152,8 @@ fn tell_of_failure(tracked: &mut TrackedProcess) {
     }
 }
 
-/// Whether it has no evictor, and none was started, but one can be; now or in a moment.
-pub(super) fn is_without_evictor(tracked: &TrackedProcess) -> bool {
-    // A thread that is to be traced by another has no other tracer; and of what is whole nothing leaves.
-    tracked.attempt == 0 && may_have_evictor(tracked)
-}
-
-fn may_have_evictor(tracked: &TrackedProcess) -> bool {
-    tracked.whole.is_none() && tracked.process.is_some() && tracked.seat.is_none() && tracked.evictor_failure.is_none()
-}
-
 fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
-    if !may_have_evictor(tracked) {
+    if !tracked.may_get_evictor() {
         return Coming::Settled;
     }
     if tracked.attempt == 0 {

@@ -190,6 +190,17 @@ impl TrackedProcess {
         self.attempt != 0 && self.evictor_failure.is_none() && !self.has_evictor()
     }
 
+    /// Whether one can be started, or was. A thread that is to be traced by another has no other tracer; and of what is
+    /// whole nothing leaves.
+    fn may_get_evictor(&self) -> bool {
+        self.whole.is_none() && self.process.is_some() && self.seat.is_none() && self.evictor_failure.is_none()
+    }
+
+    /// Whether it has no evictor, and none was started, but one can be; now or in a moment.
+    fn is_without_evictor(&self) -> bool {
+        self.attempt == 0 && self.may_get_evictor()
+    }
+
     /// Its fork, which has everything at the same addresses.
     fn child(&self, space: Arc<AddressSpace>) -> Self {
         Self { left_alone: self.left_alone.clone(), ..Self::new(space, self.excluded.clone(), self.places) }

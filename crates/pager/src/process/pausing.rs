@@ -27,7 +27,6 @@ use crate::limits::{
 };
 use crate::page_table::page_indexes::SpaceId;
 use crate::pager_state::PagerState;
-use crate::process::evictors::is_without_evictor;
 use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess, alert_pages};
 
@@ -140,7 +139,7 @@ impl Survey {
         // To start an evictor takes several turns of a busy machine's scheduler, in which programs fill memory. Within
         // the budget that is worth a stop once.
         let is_starting =
-            |tracked: &TrackedProcess| is_without_evictor(tracked) && (excess_pages > 0 || tracked.threads_tried == 0);
+            |tracked: &TrackedProcess| tracked.is_without_evictor() && (excess_pages > 0 || tracked.threads_tried == 0);
         let has_little_room = budget.resident_pages() > budget.high_pages() - alert_pages(budget);
         let is_over = budget.wants_hold() || has_little_room && self.tracked.iter().any(is_starting);
         if !is_restless && !is_over {
@@ -189,7 +188,7 @@ impl Survey {
         let mut holds = std::mem::take(&mut self.holds);
         holds.retain_mut(|hold| {
             let mut tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == hold.space.id);
-            let evictor = tracked.as_ref().map(|tracked| (tracked.is_evictor_coming(), is_without_evictor(tracked)));
+            let evictor = tracked.as_ref().map(|tracked| (tracked.is_evictor_coming(), tracked.is_without_evictor()));
             let Some(has_helped) = hold.is_over(&self.shared, evictor.unwrap_or_default(), now) else { return true };
             if let Some(tracked) = &mut tracked {
                 tracked.respite.was_held(has_helped, now);
@@ -221,7 +220,7 @@ impl Survey {
         tracked.respite.is_due(now)
             && tracked.whole.is_none()
             && tracked.process.is_some()
-            && (tracked.has_evictor() || tracked.is_evictor_coming() || is_without_evictor(tracked))
+            && (tracked.has_evictor() || tracked.is_evictor_coming() || tracked.is_without_evictor())
             && !space.is_gone()
             && !space.is_held()
             && self.holds.iter().all(|hold| hold.space.id != space.id)
