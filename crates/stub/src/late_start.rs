@@ -60,10 +60,11 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
 }
 
 /// Lets thread `thread`, one of those of `pause` if the program is held, start an evictor, as an attempt whose number
-/// is new to the program, and gives the thread back or holds it again; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is
-/// asked of the stopped thread's memory, and nothing happens to a thread of which it denies that: between any look at
-/// a process and a stop of its thread, the process may become another program, with more rights. With
-/// [`TraceError::Unsuitable`], try another thread, or later.
+/// is new to the program, and gives the thread back or holds it again; begins by `deadline`. The evictor then says
+/// hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and
+/// nothing happens to a thread of which it denies that: between any look at a process and a stop of its thread, the
+/// process may become another program, with more rights. With [`TraceError::Unsuitable`], try another thread, or
+/// later.
 pub fn start_evictor(
     places: &ProgramPlaces,
     (thread, pause): (u32, Option<&mut Pause>),

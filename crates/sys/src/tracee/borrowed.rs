@@ -103,7 +103,7 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Puts back what a call changed, and leaves the thread stopped. False if that cannot be done: it must be given back.
+    /// Puts back what a call changed, and leaves the thread stopped. False if that cannot be: it must be given back.
     pub(super) fn put_back(&mut self, patience: Duration) -> bool {
         let Some(saved) = &self.saved else { return true };
         let deadline = Instant::now() + patience;
