@@ -65,8 +65,8 @@ pub struct Donors {
     next_request: u32,
     /// What [`Donors::has_room`] said last: decides how often donors are asked.
     is_room_known: bool,
-    /// When a donor was told last that a slab found no room.
-    told_need: Option<Instant>,
+    /// When a donor was told last that a slab found no room, and which one.
+    told_need: Option<(Instant, DonorSlot)>,
 }
 
 impl Donors {
@@ -248,12 +248,14 @@ impl Donors {
     pub fn ask_free(&mut self, now: Instant, slab_size_bytes: u64, outputs: &mut Vec<Output>) {
         let interval = self.interval();
         let is_due = |view: &DonorView| now.saturating_duration_since(view.asked) >= interval && !view.is_refused(now);
-        let may_tell = self.told_need.is_none_or(|told| now >= told + FREE_INTERVAL);
+        let may_tell = self.told_need.is_none_or(|(told, _)| now >= told + FREE_INTERVAL);
         let is_full = |view: &DonorView| view.is_needed && view.may_be_used() && view.free_bytes < slab_size_bytes;
         let full =
             self.open.iter().filter(|(_, view)| may_tell && is_due(view) && is_full(view)).map(|(donor, _)| *donor);
         let full: Vec<DonorSlot> = full.collect();
-        let told = full.get(self.next_request as usize % full.len().max(1)).copied();
+        // They take turns.
+        let is_next = |donor: &&DonorSlot| self.told_need.is_some_and(|(_, last)| last < **donor);
+        let told = full.iter().find(is_next).or(full.first()).copied();
         for (donor, view) in self.open.iter_mut().filter(|(_, view)| is_due(view)) {
             view.asked = now;
             self.next_request = self.next_request.wrapping_add(1);
@@ -261,8 +263,8 @@ impl Donors {
             let message = if told == Some(*donor) { Message::Ask { request } } else { Message::Query { request } };
             outputs.push(Output::Send { donor: *donor, session: view.session, message });
         }
-        if told.is_some() {
-            self.told_need = Some(now);
+        if let Some(donor) = told {
+            self.told_need = Some((now, donor));
             self.open.values_mut().for_each(|view| view.is_needed = false);
         }
     }
