@@ -12,8 +12,11 @@ use spillway_sys::signals::is_ignored_by_caller;
 
 use crate::failure::Failure;
 
-/// Signals that end a command.
-const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+/// Signals that end a command; the last one ends no daemon.
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
+
+/// Whether this process is a daemon, which also does what commands do.
+static IS_DAEMON: AtomicBool = AtomicBool::new(false);
 
 /// What the signals of this process set: one for all, also for what has no [`Interruption`] at hand.
 static LAST: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
@@ -49,14 +52,15 @@ impl ReloadRequest {
 impl Interruption {
     /// From here on ending signals are noted instead of ending the process.
     pub(crate) fn watch() -> io::Result<Self> {
-        Self::watch_for(&ENDING)
+        Self::watch_for(if IS_DAEMON.load(Ordering::SeqCst) { &ENDING[..3] } else { &ENDING })
     }
 
     /// The same for a daemon, which SIGHUP asks to read its configuration again.
     pub(crate) fn watch_daemon() -> io::Result<(Self, ReloadRequest)> {
         let asked = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGHUP, Arc::clone(&asked))?;
-        Ok((Self::watch_for(&[SIGINT, SIGTERM, SIGQUIT])?, ReloadRequest { asked }))
+        IS_DAEMON.store(true, Ordering::SeqCst);
+        Ok((Self::watch()?, ReloadRequest { asked }))
     }
 
     /// Signals that the caller ignores (nohup(1)) stay ignored.

@@ -451,6 +451,10 @@ impl Survey {
         for part in mapped.within(range) {
             if let Err(error) = space.memory.unregister(part.clone()) {
                 let process = space.process.load(Ordering::Relaxed);
+                // The kernel has "no memory" of a program that has ended, and that makes no call.
+                if proc_files::has_ended(process) {
+                    return true;
+                }
                 self.shared.fail(format!(
                     "process {process}: memory at {:#x} cannot be left to the program: {error}; a call of it will fail",
                     part.start

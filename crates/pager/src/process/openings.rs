@@ -163,9 +163,15 @@ impl Survey {
         if self.user_paces.rests_until(of, now).is_some() {
             return true;
         }
-        let mut room = if UserPaces::bounds(of) { OPENINGS_DESCRIPTORS_MAX } else { usize::MAX };
-        let has_open = |holder| has_open(holder, of, &mut room).unwrap_or(false);
-        self.user_paces.while_working(of, now, || holders.into_iter().any(has_open))
+        let has_open = |room: &mut usize, holder| has_open(holder, of, room).unwrap_or(false);
+        // Descriptors of root and of the pager's own user are as many as these like.
+        let (bounded, others): (Vec<u32>, Vec<u32>) = match UserPaces::bounds(of) {
+            true => holders.into_iter().partition(|holder| UserPaces::bounds(*holder)),
+            false => (Vec::new(), holders),
+        };
+        let (mut room, mut endless) = (OPENINGS_DESCRIPTORS_MAX, usize::MAX);
+        self.user_paces.while_working(of, now, || bounded.into_iter().any(|holder| has_open(&mut room, holder)))
+            || others.into_iter().any(|holder| has_open(&mut endless, holder))
     }
 
     /// Tells that a program's memory is read by its files.
