@@ -18,7 +18,7 @@ const PROGRAMS: [&str; 2] = [
 ];
 
 /// The user's; his forks wait until all pages of their programs are back.
-const USERS_PROGRAMS: [&str; 2] = ["exerciser mremap 18 /nonexistent", "exerciser fork 18 /nonexistent"];
+const USERS_PROGRAMS: [&str; 2] = ["exerciser mremap 32 /nonexistent", "exerciser fork 18 /nonexistent"];
 
 /// The smallest budget that there is.
 const SMALLEST: &str = "--local 16M";
