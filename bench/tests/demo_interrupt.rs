@@ -6,7 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use spillway_testing::programs::write_program;
 
 /// The time a busy machine may take for any of the steps.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -51,15 +52,6 @@ struct Demo {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// By another process: a script that this one has open for writing, be it in a child of another thread, cannot be run.
-fn write_program(path: &Path, text: &str) {
-    let mut install = Command::new("install");
-    install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
-    let mut child = install.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
 }
 
 fn start(programs: &[&str]) -> Option<Demo> {

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_bench::result::{Skip, StudyResult};
 use spillway_bench::summary::RunSummary;
+use spillway_testing::programs::write_program;
 
 /// The time a busy machine may take for one study.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -46,15 +47,6 @@ case "$command" in
     *) exit 1 ;;
 esac
 "#;
-
-/// By another process: a script that this one has open for writing, be it in a child of another thread, cannot be run.
-fn write_program(path: &Path, text: &str) {
-    let mut install = Command::new("install");
-    install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
-    let mut child = install.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
-}
 
 struct Stage {
     directory: tempfile::TempDir,

@@ -4,7 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use spillway_bench::result::StudyResult;
 use spillway_research::studies::pager_peers::{FLTRACE_VARIABLE, UMAP_VARIABLE};
+use spillway_testing::programs::write_program;
 
 /// The time a busy machine may take for one step.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -65,15 +66,6 @@ static void *umap(void *address, size_t length, int protection, int flags, int f
     return region;
 }
 "#;
-
-/// By another process: a script that this one has open for writing, be it in a child of another thread, cannot be run.
-fn write_program(path: &Path, text: &str) {
-    let mut install = Command::new("install");
-    install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
-    let mut child = install.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
-}
 
 struct Stage {
     directory: tempfile::TempDir,

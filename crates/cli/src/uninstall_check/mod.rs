@@ -181,7 +181,6 @@ fn describe(pid: u32) -> Option<Stranger> {
     // Its process may write anything there.
     let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
-    let command = plain(&command).into_owned();
     let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);
     let user = user_of(pid).ok()?;
     Some(Stranger { pid, command, registry, user })
