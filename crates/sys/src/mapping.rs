@@ -11,6 +11,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MlockFlags, ProtFlags};
@@ -19,6 +20,11 @@ use crate::memfd::Memfd;
 
 /// Bytes of a page of memory on every machine that Spillway supports.
 pub const PAGE_SIZE_BYTES: usize = 4096;
+
+/// How long a lock waits for free pages. A memory group whose limit is raised because what is locked fills it, as that
+/// of a run over swap is, gets them within a second; a busy machine needs longer.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A mapped range of memory, see the module text.
 #[derive(Debug)]
@@ -172,23 +178,34 @@ impl Mapping {
     /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems)
     /// forbids it, this is an error for root, whose devices the whole machine may page to. An ordinary user has no
     /// such devices: his pages are present and not locked, as he is told for his whole process.
+    ///
+    /// Where no page is free for it at the moment (EAGAIN), it tries again for [`LOCK_PATIENCE`].
     pub fn lock(&self) -> io::Result<()> {
-        // SAFETY: the range is mapped by this value.
-        match unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) } {
-            Err(Errno::NOMEM | Errno::PERM) if !rustix::process::geteuid().is_root() => {
-                self.make_present();
-                Ok(())
+        let since = Instant::now();
+        loop {
+            // SAFETY: the range is mapped by this value.
+            match unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) } {
+                Ok(()) => return Ok(()),
+                Err(Errno::NOMEM | Errno::PERM) if !rustix::process::geteuid().is_root() => {
+                    self.make_present();
+                    return Ok(());
+                }
+                Err(Errno::AGAIN) if since.elapsed() < LOCK_PATIENCE => std::thread::sleep(LOCK_PAUSE),
+                Err(errno) => return Err(self.cannot_lock(errno)),
             }
-            result => result.map_err(|errno| {
-                let length = self.length;
-                io::Error::new(
-                    io::Error::from(errno).kind(),
-                    format!(
-                        "cannot lock {length} bytes of memory ({errno}); raise the limit (ulimit -l unlimited, or LimitMEMLOCK=infinity)"
-                    ),
-                )
-            }),
         }
+    }
+
+    fn cannot_lock(&self, errno: Errno) -> io::Error {
+        let length = self.length;
+        let remedy = match errno {
+            Errno::AGAIN => "the machine or the memory group of this process has no memory for it",
+            _ => "raise the limit (ulimit -l unlimited, or LimitMEMLOCK=infinity)",
+        };
+        io::Error::new(
+            io::Error::from(errno).kind(),
+            format!("cannot lock {length} bytes of memory ({errno}); {remedy}"),
+        )
     }
 
     /// Makes every page present, as far as the kernel can (`MADV_POPULATE_WRITE`, Linux 5.14); contents stay.

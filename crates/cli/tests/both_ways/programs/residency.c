@@ -119,6 +119,9 @@ static void scan_in_child(void) {
     wait_good(child);
 }
 
+/* The page number decides the way to read: one of the three is this. */
+enum { PEEK = 2 };
+
 /* Each way reads pages of its own: what one brings back is not there for another. */
 static long read_word(size_t page, pid_t process, int file, const char *place, uint64_t *word) {
     struct iovec here = {word, sizeof *word}, there = {(void *)place, sizeof *word};
@@ -170,7 +173,7 @@ static void trace_child(void) {
     size_t failed = 0;
     for (size_t i = 0; i < pages; i++) {
         uint64_t word = 0, expected = is_used(i) ? mix(i * WORDS) : 0;
-        failed += read_word("peek", child, -1, memory + i * PAGE, &word) != 0 || word != expected;
+        failed += read_word(PEEK, child, -1, memory + i * PAGE, &word) != 0 || word != expected;
     }
     ptrace(PTRACE_CONT, child, 0, 0);
     wait_good(child);
