@@ -165,7 +165,8 @@ impl ControlBlocks {
             }
             // A thread that ended meanwhile needs nothing.
             head_of(thread.number).is_ok_and(|head| {
-                if thread.head.is_some() && thread.head != head {
+                // Also the first list that it sets: what was found without one says nothing of it.
+                if thread.head != head {
                     thread.word = ClearedWord::Unknown(0);
                 }
                 thread.head = head;
@@ -240,6 +241,9 @@ mod tests {
         blocks.answered(3, Some(0x5008));
         blocks.answered(9, None);
         assert_eq!(blocks.to_ask(), [7]);
+        // It has set a list, beside which there may be a word, and its memory may be unreadable.
+        blocks.follow(&[3, 7, 9], |number| Ok::<_, ()>((number == 7).then_some(0x7000)));
+        assert!(blocks.to_ask().is_empty());
         blocks.answered(7, Some(0x5008));
         assert_eq!(blocks.common_word, Some(0x5008));
         blocks.follow(&[8], no_list);
