@@ -209,7 +209,7 @@ mod tests {
         assert!(exchange_awake_us(20, None, None).unwrap() > 0.0);
         assert!(
             exchange_awake_us(1, None, Some(CpuSet::MAX_CPU - 1)).is_err(),
-            "nobody waits for one that did not come"
+            "no caller waits for one that did not come"
         );
     }
 

@@ -37,7 +37,7 @@ pub enum GreetingError {
     #[error("a program ended while it started")]
     Closed,
     /// It is not ours.
-    #[error("whoever connected is no stub of this program; check who uses {variable}", variable = crate::protocol::ADDRESS_VARIABLE)]
+    #[error("the process that connected is no stub of this program; check which program uses {variable}", variable = crate::protocol::ADDRESS_VARIABLE)]
     NotOurs,
     /// It is of another version.
     #[error(

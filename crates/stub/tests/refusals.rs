@@ -130,7 +130,7 @@ fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
     assert!(notices.next().unwrap().is_none(), "the other pager says who it is");
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
-    assert!(said.contains("somebody else is asked about its forks"), "{said}");
+    assert!(said.contains("another program is asked about its forks"), "{said}");
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Guardian {
 
     /// Adds the program that `pidfd` is of to those that are killed. `None` when there are too many.
     pub fn watch(&self, pidfd: OwnedFd) -> Option<Place> {
-        let mut listed = self.listed.lock().expect("nobody panics while holding it");
+        let mut listed = self.listed.lock().expect("no thread panics while it holds the lock");
         let free = listed.iter().position(Option::is_none)?;
         // 0 is an empty place.
         shared_futex::word(&self.programs.table, free * size_of::<u32>())
@@ -106,7 +106,7 @@ impl Guardian {
     /// Takes a program that ended off the list.
     pub fn forget(&self, Place(place): Place) {
         shared_futex::word(&self.programs.table, place * size_of::<u32>()).store(0, Ordering::SeqCst);
-        self.listed.lock().expect("nobody panics while holding it")[place] = None;
+        self.listed.lock().expect("no thread panics while it holds the lock")[place] = None;
     }
 
     /// Its process number.

@@ -214,7 +214,7 @@ mod tests {
         let path = directory.path().join("program");
         fs::write(&path, elf_file(elf::CLASS_64, elf::OWN_MACHINE, elf::INTERPRETER)).unwrap();
         if std::os::unix::fs::chown(&path, Some(12345), Some(12345)).is_err() {
-            return spillway_sys::skipping::skip("root, who alone gives files away");
+            return spillway_sys::skipping::skip("root, which alone may change the owner of a file");
         }
         for mode in [0o4755, 0o2755] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();

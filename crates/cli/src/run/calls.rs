@@ -114,7 +114,7 @@ pub(crate) fn tell(socket: &Path, has_forks: bool, has_shared_memory: bool) -> R
 pub(crate) fn without(error: &io::Error) -> String {
     let cause = match error.raw_os_error() {
         Some(16) => {
-            "somebody else is asked about its system calls already (a sandbox, or another `spillway run`)".to_owned()
+            "another program is asked about its system calls already (a sandbox, or another `spillway run`)".to_owned()
         }
         _ => error.to_string(),
     };

@@ -147,7 +147,10 @@ impl Stage {
     pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs").join(format!("{name}.c"));
         let binary = self.disk().join(name);
-        support::run(Command::new("gcc").args(["-O2", "-Werror=int-conversion", "-o"]).arg(&binary).arg(source).args(options)).done("gcc");
+        support::run(
+            Command::new("gcc").args(["-O2", "-Werror=int-conversion", "-o"]).arg(&binary).arg(source).args(options),
+        )
+        .done("gcc");
         binary
     }
 

@@ -98,7 +98,7 @@ impl Listener {
                 FrontEndError::Invalid(format!("{} is no socket; name another path with --listen", path.display()))
             }
             SocketFileError::Answered(path) => FrontEndError::Busy(format!(
-                "somebody listens at {} already; name another path with --listen",
+                "another process listens at {} already; name another path with --listen",
                 path.display()
             )),
             SocketFileError::System { path, source } => {

@@ -1,7 +1,8 @@
-//! Ublk devices of ours that no process serves any more.
+//! Ublk devices of Spillway that no process serves any more.
 //!
-//! A killed process's device either lost its block device at once, and only its number is left, or it is recoverable,
-//! and its users wait for another process. Which of the latter are waited for without end, the caller must know.
+//! After a kill of the serving process, a device is in one of two states. A plain device has lost its block device, and
+//! only its number is left. A recoverable device keeps its block device, and its users wait for another process. The
+//! caller must know for which recoverable devices no process will come.
 
 use std::fs;
 use std::io;
@@ -16,20 +17,20 @@ use crate::limits::{UBLK_COMMAND_DEADLINE, UBLK_DELETE_DEADLINE, UBLK_STOP_DEADL
 use crate::ublk::device::open_driver;
 use crate::ublk::identity;
 
-/// A ublk device of ours whose process is gone.
+/// A ublk device of Spillway whose serving process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbandonedUblk {
-    /// Which one.
+    /// The number of the device.
     pub identity: UblkIdentity,
-    /// The process that added it.
+    /// The process that added the device.
     pub maker_pid: u32,
-    /// Whether its users wait for another process; else there is no block device any more.
+    /// Whether the users of the device wait for another process; if not, the block device is gone.
     pub is_waited_for: bool,
 }
 
-/// Ublk devices of ours whose processes are gone.
+/// The ublk devices of Spillway whose serving processes have ended.
 pub fn list() -> Result<Vec<AbandonedUblk>, FrontEndError> {
-    // Without the driver, or with one that must not be touched, there is none of ours.
+    // Without the driver, or with a driver that must not be used, Spillway has no device.
     if !std::path::Path::new(CONTROL_PATH).exists() {
         return Ok(Vec::new());
     }
@@ -38,8 +39,8 @@ pub fn list() -> Result<Vec<AbandonedUblk>, FrontEndError> {
     Ok(devices.into_iter().filter_map(|device| examine(&mut control, device)).collect())
 }
 
-/// Deletes a device that [`list`] named; the process that waits for it gets I/O errors. Nothing is done if the number
-/// is another device's by now, or is served again.
+/// Deletes a device that [`list`] named; processes that wait for the device get I/O errors. Does nothing if the number
+/// belongs to another device by now, or if a process serves the device again.
 pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     let mut control = open_driver()?;
     let device = identity.device_id;
@@ -52,7 +53,7 @@ pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
         result => result.map_err(FrontEndError::system(format!("cannot stop {}", identity.path().display())))?,
     }
     match control.delete(device, UBLK_DELETE_DEADLINE) {
-        // It goes when its last user does.
+        // The kernel removes the device when its last user closes it.
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(FrontEndError::Busy(format!(
             "{path} has lost its server and is still open; free it with swapoff {path} or umount {path}",
             path = identity.path().display()
@@ -61,7 +62,7 @@ pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     }
 }
 
-/// The numbers of all ublk devices, ours or not.
+/// The numbers of all ublk devices, also those of other programs.
 fn devices() -> io::Result<Vec<u32>> {
     let entries = match fs::read_dir("/sys/class/ublk-char") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -72,25 +73,25 @@ fn devices() -> io::Result<Vec<u32>> {
 }
 
 fn examine(control: &mut Control, device: u32) -> Option<AbandonedUblk> {
-    // A device may be deleted while we look.
+    // A device may be deleted during the listing.
     let info = control.info(device, UBLK_COMMAND_DEADLINE).ok()?;
     let alive = |pid| ProcessIdentity::of(pid).ok().flatten();
     judge(&info, alive).filter(|abandoned| !may_live_elsewhere(info.tag, abandoned.maker_pid))
 }
 
-/// Whether the maker of a device may live in another PID namespace, where it has this number.
+/// Whether the maker of a device may live in another PID namespace, in which the maker has this number.
 fn may_live_elsewhere(tag: u64, maker_pid: u32) -> bool {
     let is_maker = |process: &ProcessIdentity| identity::is_maker(tag, *process);
     !process::sees_every_process() || process::nested(maker_pid).is_ok_and(|found| found.iter().any(is_maker))
 }
 
-/// Whether no process serves the device, by what the kernel says of it and of processes.
+/// Whether no process serves the device, by what the kernel says of the device and of processes.
 fn judge(info: &DeviceInfo, alive: impl Fn(u32) -> Option<ProcessIdentity>) -> Option<AbandonedUblk> {
-    // The kernel may let every user make devices (UBLK_F_UNPRIVILEGED_DEV), with a tag of the user's choice.
+    // Any user may make a device with any tag where the kernel allows it (UBLK_F_UNPRIVILEGED_DEV).
     let is_own = info.owner == rustix::process::geteuid().as_raw();
     let maker_pid = identity::maker(info.tag).filter(|_| is_own)?;
     let maker_lives = alive(maker_pid).is_some_and(|process| identity::is_maker(info.tag, process));
-    // One that was recovered is served by another than its maker; while it is live, that one serves it.
+    // A recovered device is served by a process that is not its maker. A live device is served.
     let server_lives =
         info.state == DeviceState::Live && u32::try_from(info.server_pid).ok().and_then(&alive).is_some();
     let is_waited_for = info.state == DeviceState::Quiesced;
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_device_that_waits_is_told_apart() {
-        // Its maker may even live: an agent that lost its I/O threads.
+        // The maker may live: an agent that lost its I/O threads.
         for living in [&[][..], &[MAKER]] {
             assert!(judge(&device(DeviceState::Quiesced, 100), among(living)).unwrap().is_waited_for);
         }

@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(
             fork_reservations.ask(second, 41, FORK_RESERVE_BYTES + 40 * PAGE),
             Answer::Full,
-            "there is nobody to wait for"
+            "no other thread will free memory"
         );
         assert_eq!(fork_reservations.ask(second, 40, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Granted);
     }

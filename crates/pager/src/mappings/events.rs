@@ -1,21 +1,24 @@
-//! Changes of a program's mappings that were told, until it is known in which order they happened.
+//! Reported changes of a program's mappings, kept until the order in which they happened is known.
 //!
-//! The kernel changes mappings under a lock of the address space and tells of it after that lock was given up
+//! The kernel changes mappings under a lock of the address space, and reports the change after the release of that lock
 //! (`userfaultfd_unmap_complete`, `mremap_userfaultfd_complete` in fs/userfaultfd.c). A thread that loses its CPU in
-//! between tells late. Meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is read,
-//! and then "X is unmapped", of what was at X before. Taken in the order in which they are read, the pages of Z are
-//! forgotten and read as zeroes. A test of six seconds with eight threads on two CPUs saw it once in fifty runs.
+//! between reports late. Another thread may have got the released addresses meanwhile. The pager then reads "Z moved to
+//! X" before "X is unmapped", where the second message is about the former mapping at X. Applied in the order of
+//! reading, the two messages lose the pages of Z, which read as zeroes. A test of six seconds with eight threads on two
+//! CPUs saw this once in fifty runs.
 //!
 //! Two facts make the order known:
-//! - While any change was not told, or its thread did not go on since, the kernel fills and moves no page and says
-//!   so. So changes are collected here, and taken over into the page table when nothing is under way: then all were
-//!   told.
-//! - Pages move only to where nothing is mapped. A move onto memory that is still mapped by all that was told is *in
-//!   debt*: the end of what was there is late, and belongs before the move. If more than one is told of these
-//!   addresses, it is the first: the thread that moved the pages waits for a second message to be read, and before that
-//!   no thread reads for a moment ([`crate::mappings::late_event`]), in which the late one is queued.
+//! - While a change is not reported, or its thread has not continued, the kernel fills and moves no page and says so.
+//!   Changes are therefore collected here, and applied to the page table when no change is under way: then all changes
+//!   were reported.
+//! - Pages move only to addresses where nothing is mapped. A move onto memory that is still mapped by all reports so far
+//!   is *in debt*: the end of the former mapping is late, and belongs before the move. If more than one end of these
+//!   addresses is reported, the first one is the late one. The thread that moved the pages waits until its second
+//!   message is read, and before that no thread reads for a moment ([`crate::mappings::late_event`]), in which the late
+//!   end is queued.
 //!
-//! A late end is the only message that comes too late. All others concern memory that its thread still has.
+//! The late end of a mapping is the only message that comes too late. All others concern memory that its thread still
+//! has.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -27,13 +30,13 @@ use crate::limits::DOUBTS_MAX;
 use crate::page_table::ranges::Ranges;
 use crate::process::memory::ProgramMemory;
 
-/// One change.
+/// One reported change.
 pub enum Change {
-    /// Pages are taken away (MADV_DONTNEED), after this was read.
+    /// Pages are discarded (MADV_DONTNEED) after this message was read.
     Remove(Range<u64>),
-    /// The range is not mapped any more.
+    /// The range is unmapped.
     Unmap(Range<u64>),
-    /// Pages moved, and what they came from is not mapped any more.
+    /// Pages moved, and their old addresses are unmapped.
     Remap {
         /// The old address.
         from: u64,
@@ -42,33 +45,33 @@ pub enum Change {
         /// Bytes.
         length: u64,
     },
-    /// The process forked: the child's memory, and what of it reads as zeroes (MADV_WIPEONFORK).
+    /// The process forked: the memory of the child, and the part of it that reads as zeroes (MADV_WIPEONFORK).
     Fork(Box<dyn ProgramMemory>, Ranges),
 }
 
-/// What is at the place of a move now.
+/// What is mapped now at the new address of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// A mapping that begins where the move went to.
+    /// A mapping that begins at the new address.
     Mapped,
-    /// Nothing that is registered.
+    /// No registered mapping.
     Hole,
-    /// A mapping that begins before it: one that grew, or two that became one.
+    /// A mapping that begins before the new address: a mapping that grew, or two that were merged.
     None,
 }
 
 /// See the module text.
 #[derive(Default)]
 pub struct MappingEvents {
-    /// In the order in which they were read.
+    /// The changes in the order of reading.
     told: Vec<Change>,
-    /// Old places of moves: the kernel unmaps them too, and tells of it separately.
+    /// Old addresses of moves: the kernel unmaps these too, and reports that separately.
     ends_expected: Vec<Range<u64>>,
-    /// How often it was waited for one.
+    /// The number of waits for an end.
     doubts: u32,
-    /// Moves that were seen under way and are not told yet, each with the number of the told move that it precedes.
+    /// Moves that were seen under way and are not reported yet, each with the number of the reported move after it.
     late: Vec<(usize, Move)>,
-    /// What they proved since.
+    /// What these moves have proved since.
     proved: Vec<Proved>,
 }
 
@@ -78,9 +81,9 @@ impl MappingEvents {
         self.told.is_empty() && self.ends_expected.is_empty()
     }
 
-    /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of
-    /// a range that were known to be mapped and registered when the last changes were applied. `is_mapped` gives what
-    /// can be said now of the place of a move and a page in it. `None` if nothing can be said now.
+    /// Takes all changes in the order in which they happened; no change may be under way. `mapped` gives the parts of a
+    /// range that were mapped and registered when the last changes were applied. `is_mapped` gives what is known now of
+    /// the new address of a move and a page in it. `None` if the order cannot be known now.
     pub fn apply_events(
         &mut self,
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
@@ -94,8 +97,8 @@ impl MappingEvents {
                 None => break order.steps,
             }
         };
-        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old place stays mapped,
-        // and none is told.
+        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old addresses stay mapped,
+        // and no end is reported.
         let mut told: Vec<Option<Change>> = std::mem::take(self).told.into_iter().map(Some).collect();
         let take = |step| match step {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
@@ -104,7 +107,7 @@ impl MappingEvents {
         Some(steps.into_iter().map(take).collect())
     }
 
-    /// `range` is taken away by `madvise`.
+    /// `range` is discarded by `madvise`.
     pub fn remove(&mut self, range: Range<u64>) {
         self.told.push(Change::Remove(range));
     }
@@ -114,7 +117,7 @@ impl MappingEvents {
         self.told.push(Change::Fork(child, wiped));
     }
 
-    /// `range` is not mapped any more.
+    /// `range` is unmapped.
     pub fn unmap(&mut self, range: Range<u64>) {
         match self.ends_expected.iter().position(|expected| *expected == range) {
             Some(index) => drop(self.ends_expected.swap_remove(index)),
@@ -133,9 +136,9 @@ impl MappingEvents {
         self.ends_expected.push(from..from + length);
     }
 
-    /// `moves` are under way while the event of the last change may be late. One that was not told yet, and takes
-    /// something away from where that change moved pages to, was made before it: so it is known when it is told, also
-    /// if the thread that moved those pages moved them on meanwhile.
+    /// `moves` are under way while the event of the last change may be late. A move that is not reported yet, and takes
+    /// memory away from the new addresses of that change, was made before that change. Its place is therefore known when
+    /// it is reported, also if the thread that moved those pages has moved them on meanwhile.
     pub fn seen_under_way(&mut self, moves: &[Move]) {
         let Some(moving) = self.told.len().checked_sub(1) else { return };
         let Change::Remap { to, length, .. } = self.told[moving] else { return };
@@ -147,15 +150,15 @@ impl MappingEvents {
         }
     }
 
-    /// Whether such a move was told; its thread may not have left the call yet.
+    /// Whether such a move was reported; its thread may not have left the call yet.
     fn is_told(&self, one: Move) -> bool {
         let is_one =
             |change: &Change| matches!(*change, Change::Remap { from, to, length } if one == Move { from, to, length });
         self.told.iter().any(is_one)
     }
 
-    /// Whether to wait before more is read: an end is still to be told that belongs before a move, and the thread
-    /// that moved those pages still waits. `mapped` as for [`MappingEvents::apply_events`].
+    /// Whether to wait before the next message is read: an end that belongs before a move is not reported yet, and the
+    /// thread that moved those pages still waits. `mapped` as for [`MappingEvents::apply_events`].
     pub fn is_in_doubt(&mut self, mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>) -> bool {
         if self.ends_expected.is_empty() || self.doubts >= DOUBTS_MAX {
             return false;
@@ -167,18 +170,18 @@ impl MappingEvents {
     }
 }
 
-/// One step of what happened.
+/// One step of the order.
 enum Step {
-    /// Change number ... as it was told.
+    /// The change with this number, as it was reported.
     Whole(usize),
-    /// A part of an end.
+    /// A part of an unmapped range.
     End(Range<u64>),
 }
 
-/// How an end lies to a move whose place it concerns, as what is mapped in the end proves.
+/// The order of an end and a move at the same addresses, as the final mappings prove.
 #[derive(Clone, Copy)]
 struct Proved {
-    /// Numbers of the two changes.
+    /// The numbers of the two changes.
     moving: usize,
     end: usize,
     is_before: bool,
@@ -189,16 +192,16 @@ struct Order<'a, Mapped> {
     told: &'a [Change],
     mapped: Mapped,
     proved: &'a [Proved],
-    /// Of each change whether it has its place; of an end the parts that have none yet.
+    /// Whether each change has its place; for an end, the parts without a place.
     is_placed: Vec<bool>,
     rest: Vec<Ranges>,
     steps: Vec<Step>,
-    /// Where moves came from that went onto memory whose end was not told.
+    /// Old addresses of moves onto memory whose end was not reported.
     in_debt: Vec<Range<u64>>,
 }
 
 impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
-    /// As they were read, but what must precede a move goes before it.
+    /// The order of reading, except that what must precede a move goes before that move.
     fn of(told: &'a [Change], mapped: Mapped, proved: &'a [Proved]) -> Self {
         let rest =
             told.iter().map(|change| if let Change::Unmap(range) = change { one(range) } else { Ranges::default() });
@@ -233,11 +236,11 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         }
     }
 
-    /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not
-    /// told.
+    /// Places the ends of what is mapped at `target`, to which move number `index` takes pages. False: such an end was
+    /// not reported.
     fn free(&mut self, index: usize, target: &Range<u64>) -> bool {
-        // What was told before the move goes before it also when both are: only its own thread, which waited
-        // for that, could take away what it had moved.
+        // An end that was reported before the move goes before it, also when both kinds were reported: only the thread
+        // of the move, which waited for that report, could take away what it had moved.
         (0..index).for_each(|earlier| self.place_end(earlier, target));
         let proved = self.proved;
         let of_this = || proved.iter().filter(|proved| proved.moving == index);
@@ -253,7 +256,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         }
     }
 
-    /// Places an end as far as it concerns `target`.
+    /// Places the part of an end that concerns `target`.
     fn place_end(&mut self, index: usize, target: &Range<u64>) {
         match self.told[index] {
             Change::Unmap(_) => {
@@ -271,7 +274,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         }
     }
 
-    /// The first change without a place that ends some of `mapped`, and is none of `others`.
+    /// The first change without a place that ends a part of `mapped` and is not in `others`.
     fn next_end(&self, mapped: &Ranges, others: &[usize]) -> Option<usize> {
         let is_free = |index: &usize| !self.is_placed[*index] && !others.contains(index);
         (0..self.told.len()).filter(is_free).find(|index| match &self.told[*index] {
@@ -280,8 +283,8 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         })
     }
 
-    /// A move and an end of what lies where it went to, in an order by which that would be mapped now and is not, or
-    /// the other way round: what was registered before is not known exactly. `None`: that cannot be said now.
+    /// A move and an end at its new addresses whose order disagrees with what is mapped now. That happens because the
+    /// registered memory before them is not known exactly. `None`: that cannot be known now.
     #[allow(clippy::option_option, reason = "no answer, and the answer that there is none")]
     fn contradiction(&self, is_mapped: impl Fn(u64, u64) -> Option<Evidence>) -> Option<Option<Proved>> {
         let is_proved = |moving, end| self.proved.iter().any(|proved| (proved.moving, proved.end) == (moving, end));
@@ -306,7 +309,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         Some(None)
     }
 
-    /// What of `target` is mapped after the steps so far.
+    /// The parts of `target` that are mapped after the steps so far.
     fn mapped_now(&self, target: &Range<u64>) -> Ranges {
         let mut set = Ranges::default();
         (self.mapped)(target).into_iter().for_each(|part| set.insert(part));
@@ -332,7 +335,7 @@ fn one(range: &Range<u64>) -> Ranges {
 }
 
 impl Change {
-    /// What is not mapped any more after it.
+    /// The range that is unmapped after the step.
     fn end(&self) -> Option<Range<u64>> {
         match self {
             Self::Unmap(range) => Some(range.clone()),

@@ -265,7 +265,7 @@ impl Survey {
             Ok(false) => "another program is asked about its system calls already (a sandbox?)".to_owned(),
             Err(error) => error.to_string(),
         };
-        self.shared.fail(format!("process {number} is killed, because nobody would hear of its forks: {reason}"));
+        self.shared.fail(format!("process {number} is killed, because no pager would hear of its forks: {reason}"));
         if let Some(process) = Pid::from_raw(number.cast_signed()) {
             // It may have ended by itself.
             let _ = kill_process(process, Signal::KILL);

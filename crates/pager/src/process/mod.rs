@@ -24,11 +24,11 @@
 mod calls;
 mod children;
 mod cleared_words;
-mod common;
 mod control_blocks;
 mod descriptors;
 mod evictors;
 mod excess;
+mod fork_shared_pages;
 mod greeting;
 mod growth;
 mod huge_pages;
@@ -69,8 +69,8 @@ use spillway_sys::userfaultfd::PageError;
 
 use self::calls::Calls;
 use self::children::Search;
-use self::common::Common;
 use self::excess::Excess;
+use self::fork_shared_pages::ForkSharedPages;
 use self::greeting::Caller;
 use self::growth::{Growth, interval};
 use self::huge_pages::{HugePageLooks, HugePagesOf};
@@ -263,7 +263,7 @@ pub struct Survey {
     unpaged: Unpaged,
     traced: Traced,
     /// Pages that the kernel counts more than once.
-    common: Common,
+    fork_shared_pages: ForkSharedPages,
     restless: Restless,
     /// Programs that are held.
     holds: Vec<Hold>,
@@ -314,7 +314,7 @@ impl Survey {
             huge_pages,
             unpaged: Unpaged::default(),
             traced: Traced::default(),
-            common: Common::default(),
+            fork_shared_pages: ForkSharedPages::default(),
             restless: Restless::default(),
             holds: Vec::new(),
             excess: Excess::default(),

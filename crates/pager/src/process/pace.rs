@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use spillway_sys::process::user_of;
 
 use crate::limits::{BORROWED_WELL_MAX, LOOK_INTERVAL_MAX, USER_REST_MAX, USER_REST_TIMES};
-use crate::process::common::cpu_time;
+use crate::process::fork_shared_pages::cpu_time;
 
 /// The last run of a task.
 #[derive(Clone, Copy, Debug, Default)]

@@ -322,7 +322,7 @@ mod tests {
         }
 
         fn wake(&self, _: Range<u64>) {
-            unreachable!("nobody waits yet")
+            unreachable!("no thread waits yet")
         }
 
         fn poison(&self, _: Range<u64>) -> Result<u64, PageError> {

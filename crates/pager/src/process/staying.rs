@@ -23,7 +23,7 @@ use crate::mappings::staying_kinds::{
     DeviceNumber, MemoryDevices, StayingBytes, StayingKind, StayingMapping, staying_mappings,
 };
 use crate::mappings::staying_tally::{StayingProgram, StayingTally};
-use crate::process::common::cpu_time;
+use crate::process::fork_shared_pages::cpu_time;
 use crate::process::unpaged::untold_bytes_max;
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;

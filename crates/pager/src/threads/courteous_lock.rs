@@ -1,11 +1,16 @@
-//! A lock between one thread that needs it nearly all the time and others that need it now and then.
+//! A lock between one thread that needs it nearly all the time (the frequent thread) and other threads that need it
+//! rarely.
 //!
-//! The fault thread has a program's page table for most of each fault, and takes it again a microsecond after it gave
-//! it back. A thread that sleeps for it is woken then, and finds it taken, again and again: a mutex lets who comes
-//! first have it. Seen for a millisecond and more, in which each fault also paid for waking the other without success
-//! (docs/decisions/pager-fault.md). So the frequent thread looks whether a thread waits,
-//! and lets him go first; not for longer than he takes to wake up, not if the offer of the CPU took a third one, and
-//! once only: his CPU may be busy.
+//! The fault thread holds the lock of a program's page table for most of each fault, and takes the lock again a
+//! microsecond after its release. A plain mutex gives the lock to the first thread that asks. A thread that sleeps for
+//! the lock wakes up and finds the lock taken again, for a millisecond and more, and each fault pays for the wake
+//! (docs/decisions/pager-fault.md).
+//!
+//! The frequent thread therefore checks whether another thread waits, and lets that thread go first. Three bounds:
+//! - the frequent thread gives way no longer than a thread needs to wake up ([`GIVE_WAY_LOOKS_MAX`]);
+//! - giving way ends when a third thread takes the offered CPU;
+//! - a thread that did not come in time is not offered the lock again until a thread has had it: the CPU of that
+//!   thread may be busy.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -17,9 +22,9 @@ use crate::threads::lock::lock;
 #[derive(Debug)]
 pub struct CourteousLock<T> {
     value: Mutex<T>,
-    /// Threads that wait for it and are to be let in.
+    /// Threads that wait for the lock.
     waiting: AtomicU32,
-    /// A thread was let go first, and did not come in time; true until one has had it.
+    /// The frequent thread gave way, and no thread came in time; true until a waiting thread has had the lock.
     is_in_vain: AtomicBool,
 }
 
@@ -29,7 +34,7 @@ impl<T> CourteousLock<T> {
         Self { value: Mutex::new(value), waiting: AtomicU32::new(0), is_in_vain: AtomicBool::new(false) }
     }
 
-    /// For threads that need it now and then: the frequent thread lets them in.
+    /// For threads that need the lock rarely: the frequent thread lets them in.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         match self.value.try_lock() {
             Ok(guard) => return guard,
@@ -43,8 +48,8 @@ impl<T> CourteousLock<T> {
         guard
     }
 
-    /// For the frequent thread, which offers the CPU between two looks whether the waiting threads have come; `offer`
-    /// says whether no other thread took it.
+    /// For the frequent thread. `offer` offers the CPU between two checks of the waiting threads, and tells whether no
+    /// other thread took the CPU.
     pub fn lock_last(&self, mut offer: impl FnMut() -> bool) -> MutexGuard<'_, T> {
         if self.is_wanted() && !self.is_in_vain.load(Ordering::Relaxed) {
             let mut looks = 0;
@@ -75,11 +80,11 @@ mod tests {
 
     use super::*;
 
-    /// Waits until `lock` is waited for by so many.
+    /// Waits until `count` threads wait for `lock`.
     fn await_waiting<T>(lock: &CourteousLock<T>, count: u32) {
         let begin = Instant::now();
         while lock.waiting.load(Ordering::SeqCst) != count {
-            assert!(begin.elapsed() < Duration::from_secs(60), "nobody comes");
+            assert!(begin.elapsed() < Duration::from_secs(60), "no thread comes");
             yield_now();
         }
     }
@@ -88,7 +93,7 @@ mod tests {
     fn who_waits_is_let_in_before_the_frequent_one() {
         let order = CourteousLock::new(Vec::new());
         scope(|threads| {
-            let held = order.lock_last(|| panic!("nobody waits"));
+            let held = order.lock_last(|| panic!("no thread waits"));
             threads.spawn(|| order.lock().push("now and then"));
             await_waiting(&order, 1);
             drop(held);
@@ -125,6 +130,6 @@ mod tests {
             looks.set(0);
             false
         }));
-        assert_eq!(looks.get(), 0, "somebody else took the CPU: no second offer");
+        assert_eq!(looks.get(), 0, "another thread took the CPU: no second offer");
     }
 }

@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn only_evictors_are_bound() {
-        with_thread("somebody-else", |all, other| {
+        with_thread("another", |all, other| {
             let mut placement = Placement::new(Instant::now());
             assert!((0..1000).all(|_| !shared_batch(&mut placement, other)), "it has another name");
             assert_eq!([mask(None), mask(Some(other))], [all, all]);

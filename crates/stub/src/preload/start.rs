@@ -206,7 +206,7 @@ fn join(socket: &Descriptor, pager: Pager<'_>, welcome: &Welcome, file: &Descrip
     mapped.map_err(|error| (&b"it cannot map the pager's memory"[..], error))?;
     let listener = listener.map_err(|error| (&b"its forks cannot be told to the pager"[..], error))?;
     if welcome.verdict == Verdict::PageTellingForks && listener.is_none() && !forks::is_asked(pager.address) {
-        return Err((b"somebody else is asked about its forks (a sandbox?)", 0));
+        return Err((b"another program is asked about its forks (a sandbox?)", 0));
     }
     // SAFETY: the head was mapped just now, and is never unmapped.
     let head = unsafe { &*(place as *const RunHead) };

@@ -120,7 +120,7 @@ fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
         }
         if Instant::now() > deadline {
             kill(user);
-            panic!("nobody killed the process");
+            panic!("the process was not killed");
         }
         std::thread::sleep(Duration::from_millis(5));
     };

@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     /// A page is there already (`EEXIST`): another thread filled it; wake its waiters.
-    #[error("the page is there already; wake whoever waits for it")]
+    #[error("the page is there already; wake the threads that wait for it")]
     Exists,
     /// No mapping that is registered here covers the whole range (`ENOENT`): unmapped meanwhile, or it spans two
     /// mappings. For a move: a page of the source is missing.

@@ -175,7 +175,7 @@ impl Userfaultfd {
             // It looks for a huge page in the way before it reads.
             Err(PageError::Exists) => Ok(true),
             Err(error) => Err(error),
-            Ok(()) => unreachable!("nobody can read a page without access"),
+            Ok(()) => unreachable!("no process can read a page without access"),
         }
     }
 

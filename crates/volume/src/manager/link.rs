@@ -1,15 +1,16 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address. Any other, and every one if the user says so, gets one connection per I/O thread: over RDMA where both ends
-//! have a device, else over TCP. When it ends, in this
-//! order: the donor counts as disconnected (no new copy index is filled), I/O threads lose their queue pairs
-//! (requests in flight end), and every copy index at the donor is emptied. Only then is the donor tried again: a
-//! donor that comes back is a new one, with new slabs. Slabs that it kept for a process that died are taken over at
-//! the beginning of the first session of the next one ([`reunion`]).
+//! address. Every other session gets one connection per I/O thread: over RDMA where both ends have a device, else over
+//! TCP. A user can ask for connections on this host too.
 //!
-//! When to connect, how long silence is borne and when to try again is decided by the [`Peer`]; this thread brings it
-//! what the socket, the clock and other threads say, and does what follows.
+//! The end of a session has three steps, in this order: the donor counts as disconnected (no new copy index is filled),
+//! I/O threads lose their queue pairs (requests in flight end), and every copy index at the donor is emptied. Only then
+//! does the thread connect again. A donor that comes back is a new donor with new slabs. Slabs that a donor kept for a
+//! serving process that died are taken over in the first session of the next serving process ([`reunion`]).
+//!
+//! The [`Peer`] decides when to connect, how much silence is allowed, and when to try again. This thread tells the
+//! [`Peer`] what the socket, the clock and other threads say, and carries the decisions out.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,12 +34,12 @@ use crate::state::records::DonorRecord;
 use crate::steward::peer::{GiveUp, Input, Output, Peer, PeerConfig};
 use crate::steward::{Input as StewardInput, Link};
 
-/// Keeps `donor` connected until the device stops, or until the donor is removed and has no slab any more.
+/// Keeps `donor` connected until the device stops, or until the donor is removed and has no slab.
 pub fn run(shared: &ManagerState, donor: &DonorEntry) {
     LinkThread::new(shared, donor).run();
 }
 
-/// The Peer among sockets, see the module text.
+/// The [`Peer`] with its sockets; see the module text.
 struct LinkThread<'a> {
     shared: &'a ManagerState,
     donor: &'a DonorEntry,
@@ -47,7 +48,7 @@ struct LinkThread<'a> {
     orders: Orders,
 }
 
-/// What the Peer has decided, and the thread has not done yet.
+/// Decisions of the Peer that the thread has not carried out yet.
 #[derive(Debug, Default)]
 struct Orders {
     connect: bool,
@@ -77,7 +78,7 @@ impl<'a> LinkThread<'a> {
             }
             let ended = self.session();
             if self.shared.is_stopping() {
-                // Our own goodbye ended it, and the volume goes with the device.
+                // The goodbye of this side ended the session, and the volume ends with the device.
                 return;
             }
             if let Err(error) = ended {
@@ -92,7 +93,7 @@ impl<'a> LinkThread<'a> {
         }
     }
 
-    /// Tells the Peer what time and other threads bring.
+    /// Tells the Peer of the time and of changes by other threads.
     fn watch(&mut self) {
         if self.shared.is_stopping() {
             self.tell(Input::Stopping);
@@ -122,7 +123,7 @@ impl<'a> LinkThread<'a> {
                         self.donor.address,
                         longest.as_secs()
                     ),
-                    // The thread looks at the Peer's time in every turn.
+                    // The thread reads the Peer's deadline in every turn.
                     Output::WakeAt(_) => {}
                 }
             }
@@ -137,12 +138,12 @@ impl<'a> LinkThread<'a> {
     fn set_patience(&self, longest: Option<Duration>) {
         self.donor.patience().wait_for_sole_copies(longest);
         if self.shared.is_stopping() {
-            // A thread that stops the device may have looked before this was set.
+            // A thread that stops the device may have read the flag before this store.
             self.donor.patience().wait_for_sole_copies(None);
         }
     }
 
-    /// One session from its beginning to its end; `Ok` when the device stops.
+    /// Runs one session from beginning to end; `Ok` when the device stops.
     fn session(&mut self) -> Result<(), LinkError> {
         let (session, mut receiver, early) = self.open()?;
         for message in early {
@@ -174,7 +175,7 @@ impl<'a> LinkThread<'a> {
         }
     }
 
-    /// Opens a session; with it, what the donor said already.
+    /// Opens a session. Also returns what the donor has sent already.
     fn open(&mut self) -> Result<(Arc<Session>, ControlReceiver, Vec<Message>), LinkError> {
         let (shared, donor) = (self.shared, self.donor);
         let mut attempt = Attempt::begin(shared, donor);
@@ -197,13 +198,13 @@ impl<'a> LinkThread<'a> {
         let link = Link { session: number, identity, free_bytes, slabs_held: held.kept, site };
         shared.decide(StewardInput::Up { donor: donor.slot, link });
         self.tell(Input::Connected);
-        // Leased by a process that died before it put them to use.
+        // Slabs that were leased by a serving process that died before their first use.
         held.unused.into_iter().for_each(|slab| session.release(slab));
         Ok((session, opened.receiver, opened.early))
     }
 }
 
-/// Makes the link thread of `donor` give its session up.
+/// Makes the link thread of `donor` end its session.
 pub fn reset(donor: &DonorEntry, reason: &str) {
     if let Some(session) = donor.session() {
         tracing::warn!("the session with {} ends: {reason}", donor.address);
@@ -211,8 +212,8 @@ pub fn reset(donor: &DonorEntry, reason: &str) {
     }
 }
 
-/// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not
-/// read what they are sent cost one deadline together.
+/// Ends the sessions with all of `donors` for good; the donors take their slabs back. All sessions end at the same
+/// time, so that donors that do not read cost one deadline together.
 pub fn say_goodbye_to_all(donors: &[Arc<DonorEntry>]) {
     std::thread::scope(|scope| {
         for donor in donors {
@@ -228,7 +229,7 @@ const STOPS: &str = "the device stops";
 
 fn say_goodbye(donor: &DonorEntry, reason: &str) {
     if let Some(session) = donor.session() {
-        // A donor that does not hear it notices the closed socket.
+        // A donor that does not get the goodbye notices the closed socket.
         let _ = session
             .sender
             .clone()
@@ -292,7 +293,7 @@ fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
     let Some(session) = session else {
         tracing::debug!("donor {}: {error}", donor.address);
         if Instant::now() >= shared.reunion_until {
-            // It does not keep what a process before this one had there.
+            // The donor does not keep slabs of an earlier serving process.
             forget_donor(shared, donor.slot);
         }
         return;

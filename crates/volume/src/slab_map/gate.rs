@@ -79,7 +79,7 @@ mod tests {
             }
         });
         assert_eq!(looks, 3);
-        gate.drain(|| panic!("nobody is inside"));
+        gate.drain(|| panic!("the gate is empty"));
     }
 
     #[test]

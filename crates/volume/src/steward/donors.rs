@@ -1,7 +1,7 @@
-//! What the Steward knows of each donor: its session, its room, and when it refused.
+//! What the Steward knows of each donor: the session, the free memory, and the time of a refusal.
 //!
-//! A donor is asked for its room from time to time ([`FREE_INTERVAL`]), more often while no donor has any
-//! ([`FREE_INTERVAL_FULL`]): writes wait for memory then. One question is under way to each at a time.
+//! The Steward asks each donor for its free memory every [`FREE_INTERVAL`], and every [`FREE_INTERVAL_FULL`] while no
+//! donor has any, because writes wait for memory then. At most one question to a donor is under way.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -16,41 +16,41 @@ use super::{Link, Output, SessionNumber};
 use crate::limits::{CONTROL_REPLY_DEADLINE, FREE_INTERVAL, FREE_INTERVAL_FULL, OFFER_KEPT_ROOM_SLABS, REFUSAL_PAUSE};
 use crate::slab_map::slab_entry::DonorSlot;
 
-/// A slab that a donor keeps for this borrower, by the number of the question.
+/// A slab that a donor keeps for this borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The question's.
+    /// The number of the question that the donor answered.
     pub request: u32,
-    /// It is used no later.
+    /// The time until which the slab may be used.
     pub until: Instant,
 }
 
 /// A donor with a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorView {
-    /// Its session.
+    /// The session.
     pub session: SessionNumber,
-    /// Who it is, whatever its address.
+    /// The identity of the donor, independent of its address.
     pub identity: DonorId,
-    /// What it could lend when it last spoke of that, less what it lent since.
+    /// Memory that the donor can lend: what it reported last, less what it lent since.
     pub free_bytes: u64,
-    /// Slabs of this volume that it holds.
+    /// Slabs of this volume at the donor.
     pub slabs_held: u64,
-    /// Where it stands.
+    /// The location of the donor.
     pub site: Site,
-    /// It refused a slab, or did not answer, and is passed over until then.
+    /// The donor refused a slab or did not answer, and gets no question for a slab until this time.
     pub refused_until: Option<Instant>,
-    /// Its session is open, but it says nothing.
+    /// The session is open, but the donor is silent.
     pub is_silent: bool,
-    /// It is to be used no more, and gets no slab.
+    /// The donor is being removed and gets no slab.
     pub is_leaving: bool,
-    /// It sent too many pages that are not what was written; it gets no slab.
+    /// The donor sent too many wrong pages and gets no slab.
     pub is_distrusted: bool,
-    /// An answer that no placement used: the next one that draws this donor need not ask.
+    /// An offer that no placement used. The next placement that draws this donor uses the offer without a question.
     offer: Option<Offer>,
-    /// When it was last asked for its room, or spoke of it.
+    /// The time of the last question for free memory, or of the last report.
     asked: Instant,
-    /// A slab found no room that it could take.
+    /// A slab found no memory that this donor could lend.
     is_needed: bool,
 }
 
@@ -58,19 +58,19 @@ pub struct DonorView {
 #[derive(Clone, Debug, Default)]
 pub struct Donors {
     open: BTreeMap<DonorSlot, DonorView>,
-    /// Those that are to be used no more, with a session or without; and whether it was said that they are empty.
+    /// Donors that are being removed, with a session or without. True: the volume has reported that the donor is empty.
     leaving: BTreeMap<DonorSlot, bool>,
-    /// Donors that are not trusted any more, whatever their session.
+    /// Donors that are not trusted, with a session or without.
     distrusted: BTreeSet<DonorSlot>,
     next_request: u32,
-    /// What [`Donors::has_room`] said last: decides how often donors are asked.
+    /// The last result of [`Donors::has_room`], which decides the interval of questions.
     is_room_known: bool,
-    /// When a donor was told last that a slab found no room, and which one.
+    /// The time at which a donor was last told that a slab found no memory, and that donor.
     told_need: Option<(Instant, DonorSlot)>,
 }
 
 impl Donors {
-    /// A session was opened, and the donor has said what it could lend.
+    /// A session is open, and the donor has reported its free memory.
     pub fn up(&mut self, now: Instant, donor: DonorSlot, link: Link) {
         let Link { session, identity, free_bytes, slabs_held, site } = link;
         let (refused_until, is_silent, asked) = (None, false, now);
@@ -93,12 +93,12 @@ impl Donors {
         self.open.insert(donor, view);
     }
 
-    /// The session is over.
+    /// The session has ended.
     pub fn down(&mut self, donor: DonorSlot) {
         self.open.remove(&donor);
     }
 
-    /// It is to be used no more, or may be used again; false when that is known already.
+    /// Marks a donor as being removed, or takes the mark away; false if nothing changes.
     pub fn set_leaving(&mut self, donor: DonorSlot, is_leaving: bool) -> bool {
         if self.leaving.contains_key(&donor) == is_leaving {
             return false;
@@ -114,24 +114,24 @@ impl Donors {
         true
     }
 
-    /// Those that are to be used no more, and of which nothing was said yet.
+    /// Donors that are being removed and were not yet reported as empty.
     pub fn leaving(&self) -> Vec<DonorSlot> {
         self.leaving.iter().filter(|(_, is_told)| !**is_told).map(|(donor, _)| *donor).collect()
     }
 
-    /// Whether it is to be used no more, and it was not said yet that it is empty.
+    /// Whether the donor is being removed and was not yet reported as empty.
     pub fn is_leaving_with_copies(&self, donor: DonorSlot) -> bool {
         self.leaving.get(&donor) == Some(&false)
     }
 
-    /// It was said that it is empty.
+    /// The volume has reported that the donor is empty.
     pub fn told_empty(&mut self, donor: DonorSlot) {
         if let Some(is_told) = self.leaving.get_mut(&donor) {
             *is_told = true;
         }
     }
 
-    /// It is not trusted any more.
+    /// Takes the trust in a donor away.
     pub fn distrust(&mut self, donor: DonorSlot) {
         self.distrusted.insert(donor);
         if let Some(view) = self.open.get_mut(&donor) {
@@ -139,7 +139,7 @@ impl Donors {
         }
     }
 
-    /// It is another donor, of which nothing is known.
+    /// Another donor stands at this slot, of which nothing is known.
     pub fn trust(&mut self, donor: DonorSlot) {
         self.distrusted.remove(&donor);
         if let Some(view) = self.open.get_mut(&donor) {
@@ -147,7 +147,7 @@ impl Donors {
         }
     }
 
-    /// Whether it is not trusted any more.
+    /// Whether the donor is not trusted.
     pub fn is_distrusted(&self, donor: DonorSlot) -> bool {
         self.distrusted.contains(&donor)
     }
@@ -157,35 +157,35 @@ impl Donors {
         !self.distrusted.is_empty()
     }
 
-    /// It says nothing, or was heard again.
+    /// The donor is silent, or has answered again.
     pub fn silent(&mut self, donor: DonorSlot, is_silent: bool) {
         if let Some(view) = self.open.get_mut(&donor) {
             view.is_silent = is_silent;
         }
     }
 
-    /// Its open session.
+    /// The open session of a donor.
     pub fn session(&self, donor: DonorSlot) -> Option<SessionNumber> {
         self.open.get(&donor).map(|view| view.session)
     }
 
-    /// What is known of it, while it has a session.
+    /// What is known of a donor with a session.
     pub fn view(&self, donor: DonorSlot) -> Option<&DonorView> {
         self.open.get(&donor)
     }
 
-    /// All that have a session.
+    /// All donors with a session.
     pub fn open(&self) -> impl Iterator<Item = (DonorSlot, &DonorView)> {
         self.open.iter().map(|(slot, view)| (*slot, view))
     }
 
-    /// A number for a question, which comes back in its answer.
+    /// A new number for a question; the answer carries the same number.
     pub fn number(&mut self) -> u32 {
         self.next_request = self.next_request.wrapping_add(1);
         self.next_request
     }
 
-    /// It said how much it could lend.
+    /// The donor has reported its free memory.
     pub fn told_free(&mut self, now: Instant, donor: DonorSlot, free_bytes: u64) {
         if let Some(view) = self.open.get_mut(&donor) {
             view.free_bytes = free_bytes;
@@ -193,13 +193,13 @@ impl Donors {
         }
     }
 
-    /// The slab that it keeps for the next placement, if there is time to use it.
+    /// The slab that the donor keeps for the next placement, if there is time to use the slab.
     pub fn take_offer(&mut self, now: Instant, donor: DonorSlot) -> Option<Offer> {
         self.open.get_mut(&donor)?.offer.take().filter(|offer| offer.until > now)
     }
 
-    /// An offer was not used. It is kept for the next placement, where it takes nothing from others. What is not needed
-    /// of it and the one before.
+    /// Keeps an unused offer for the next placement, if the offer takes nothing from other borrowers. Returns offers
+    /// that are not needed, of this one and the one before.
     pub fn keep_offer(&mut self, donor: DonorSlot, offer: Offer, slab_size_bytes: u64) -> Option<Offer> {
         let Some(view) = self.open.get_mut(&donor) else { return Some(offer) };
         let is_tight = view.free_bytes < (OFFER_KEPT_ROOM_SLABS + 1) * slab_size_bytes;
@@ -212,7 +212,7 @@ impl Donors {
         }
     }
 
-    /// It lent a slab.
+    /// The donor has lent a slab.
     pub fn lent(&mut self, donor: DonorSlot, slab_size_bytes: u64) {
         if let Some(view) = self.open.get_mut(&donor) {
             view.slabs_held += 1;
@@ -220,21 +220,21 @@ impl Donors {
         }
     }
 
-    /// It got a slab back.
+    /// The donor has a slab back.
     pub fn returned(&mut self, donor: DonorSlot) {
         if let Some(view) = self.open.get_mut(&donor) {
             view.slabs_held = view.slabs_held.saturating_sub(1);
         }
     }
 
-    /// It refused, or did not answer: passed over for a while.
+    /// The donor refused or did not answer, and gets no question for a slab for a while.
     pub fn refuses(&mut self, now: Instant, donor: DonorSlot) {
         if let Some(view) = self.open.get_mut(&donor) {
             view.refused_until = Some(now + REFUSAL_PAUSE);
         }
     }
 
-    /// A slab needs room that no donor has; `holders` cannot take it.
+    /// A slab needs memory that no donor has; `holders` cannot take the slab.
     pub fn need(&mut self, holders: &[DonorSlot]) {
         let identities: Vec<DonorId> =
             holders.iter().filter_map(|donor| self.view(*donor)).map(|it| it.identity).collect();
@@ -243,8 +243,8 @@ impl Donors {
         }
     }
 
-    /// Asks those for their room that were not asked for a while. A donor without room learns of a need by the question
-    /// for a slab, which it cannot keep. One is told each time, as each may ask another machine for a slab.
+    /// The donors to ask for their free memory now. A donor without memory learns of a need by the question for a slab,
+    /// which the donor cannot keep. One donor is told each time, because each may ask another machine for a slab.
     pub fn ask_free(&mut self, now: Instant, slab_size_bytes: u64, outputs: &mut Vec<Output>) {
         let interval = self.interval();
         let is_due = |view: &DonorView| now.saturating_duration_since(view.asked) >= interval && !view.is_refused(now);
@@ -253,7 +253,7 @@ impl Donors {
         let full =
             self.open.iter().filter(|(_, view)| may_tell && is_due(view) && is_full(view)).map(|(donor, _)| *donor);
         let full: Vec<DonorSlot> = full.collect();
-        // They take turns.
+        // Donors take turns.
         let is_next = |donor: &&DonorSlot| self.told_need.is_some_and(|(_, last)| last < **donor);
         let told = full.iter().find(is_next).or(full.first()).copied();
         for (donor, view) in self.open.iter_mut().filter(|(_, view)| is_due(view)) {
@@ -269,7 +269,7 @@ impl Donors {
         }
     }
 
-    /// When that is to be done next.
+    /// The time of the next question.
     pub fn due(&self) -> Option<Instant> {
         let next = |view: &DonorView| {
             let due = view.asked + self.interval();
@@ -282,8 +282,8 @@ impl Donors {
         if self.is_room_known { FREE_INTERVAL } else { FREE_INTERVAL_FULL }
     }
 
-    /// Whether a donor may have room for a slab. Without a disk a write can only wait for a donor that says nothing for
-    /// a moment, so that counts as room.
+    /// Whether a donor may have memory for a slab. A silent donor counts: without a disk, a write can only wait for that
+    /// donor.
     pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
         let may_lend = |view: &DonorView| {
             let is_waited_for = !has_disk && view.is_silent;
@@ -295,12 +295,12 @@ impl Donors {
 }
 
 impl DonorView {
-    /// Whether slabs may be put there: it is trusted, and does not leave.
+    /// Whether the donor may get slabs: it is trusted and is not being removed.
     pub fn may_be_used(&self) -> bool {
         !self.is_leaving && !self.is_distrusted
     }
 
-    /// Whether it refused a moment ago.
+    /// Whether the donor refused a moment ago.
     pub fn is_refused(&self, now: Instant) -> bool {
         self.refused_until.is_some_and(|until| until > now)
     }
