@@ -31,12 +31,14 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// The evictor's thread of `process`, by its name: the number that it knows is another one in a PID namespace.
 pub fn thread_of_evictor(process: u32) -> Option<u32> {
-    let name = EVICTOR_NAME.split(|byte| *byte == 0).next()?;
-    let is_evictor = |thread: &u32| {
-        let comm = read_unless_leased(format!("/proc/{process}/task/{thread}/comm"));
-        comm.is_ok_and(|comm| comm.trim_ascii_end() == name)
-    };
-    Threads::of(process).ok()?.list().ok()?.into_iter().find(is_evictor)
+    Threads::of(process).ok()?.list().ok()?.into_iter().find(|thread| is_named_evictor(process, *thread))
+}
+
+/// Whether a thread of `process` has the evictor's name. A program can give that name to a thread of its own, and
+/// harms nothing but itself.
+pub fn is_named_evictor(process: u32, thread: u32) -> bool {
+    let comm = read_unless_leased(format!("/proc/{process}/task/{thread}/comm"));
+    comm.is_ok_and(|comm| Some(comm.trim_ascii_end()) == EVICTOR_NAME.split(|byte| *byte == 0).next())
 }
 
 /// Whether a thread is stopped, by a signal or by the thread that traces it.

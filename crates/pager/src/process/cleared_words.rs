@@ -9,6 +9,7 @@ use std::time::Instant;
 use spillway_stub::late_start::cleared_word;
 use spillway_sys::tracee::TraceError;
 
+use crate::evict::take_over::is_named_evictor;
 use crate::limits::{
     EVICTOR_FAILED_PAUSE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX, QUESTION_AGAIN_PAUSE,
 };
@@ -39,8 +40,16 @@ impl Survey {
         }
         let places = tracked.places;
         let is_filtered = self.calls.is_filtered(process.number()) == Some(true);
-        let mut failure = is_filtered.then(|| "it has a filter of system calls of its own".to_owned());
+        let mut failure = None;
         for thread in threads.into_iter().take(EVICTOR_THREADS_TRIED_MAX) {
+            // Nothing waits for the word of the evictor, which no thread library made either.
+            if is_named_evictor(process.number(), thread) {
+                process.control_blocks().answered(thread, None);
+                continue;
+            }
+            if is_filtered {
+                failure = Some("it has a filter of system calls of its own".to_owned());
+            }
             if failure.is_some() {
                 break;
             }
