@@ -47,7 +47,8 @@ impl Programs {
             let source =
                 Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs").join(format!("{name}.c"));
             let binary = directory.path().join(name);
-            support::run(Command::new("gcc").args(["-O2", "-Werror=int-conversion", "-o"]).arg(binary).arg(source)).done("gcc");
+            support::run(Command::new("gcc").args(["-O2", "-Werror=int-conversion", "-o"]).arg(binary).arg(source))
+                .done("gcc");
         }
         Ok(Self(directory))
     }
