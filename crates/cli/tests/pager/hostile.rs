@@ -192,8 +192,11 @@ fn a_child_that_gives_up_its_rights_shares_nothing_and_is_paged() {
         let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "256M", "--slab-size", "4M"], &program));
         let said = said.done(when);
         assert_eq!(said.text(), "child sees 0 bad 0\nparent bad 0\n", "{when}");
-        let is_about_donors = |line: &&str| line.contains("no --donor was named");
-        let complaints: Vec<&str> = said.errors.lines().filter(|line| !is_about_donors(line)).collect();
+        // On a busy machine memory comes faster than pages leave, which is told, too.
+        let is_other = |line: &&str| {
+            !["no --donor was named", "the budget of ", "was exceeded for"].iter().any(|part| line.contains(part))
+        };
+        let complaints: Vec<&str> = said.errors.lines().filter(is_other).collect();
         assert!(complaints.is_empty(), "{when}: it has its agent: {complaints:?}");
         let statistics = stage.statistics();
         // Both have twice the budget. A child whose memory could not leave would have all of its 48 MiB at once; on a
