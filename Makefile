@@ -39,7 +39,7 @@ soak: packages-test packages-bench test-binaries
 	$(CARGO) test $(PROFILE) --workspace --lib -- --nocapture --ignored mariadb
 	PROPTEST_RNG_SEED=$$(date +%s) $(CARGO) test $(PROFILE) --workspace --lib --bins --no-fail-fast -- --nocapture fuzz_
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=2000 $(CARGO) test $(PROFILE) --workspace --lib --no-fail-fast
-	$(CARGO) test $(PROFILE) --workspace --test membership -- --nocapture --ignored
+	$(CARGO) test $(PROFILE) --workspace --test clusters -- --nocapture --ignored
 	$(CARGO) run $(PROFILE) -p spillway-simulator -- --seed $$(date +%s) --runs 1000000 --seconds $(SPILLWAY_SOAK_SECONDS)
 	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
 

@@ -265,12 +265,20 @@ fn serve_until_killed() {
 #[test]
 fn a_killed_server_leaves_errors_and_mendable_remains() {
     if can_run() {
-        ways().into_iter().for_each(kill_a_server);
+        for way in ways() {
+            let was_ours = (0..KILLED_MAX).any(|attempt| kill_a_server(way, attempt));
+            assert!(was_ours, "another process mended first, {KILLED_MAX} times");
+        }
     }
 }
 
-fn kill_a_server(way: Way) {
-    let name = format!("killed-{}", std::process::id());
+/// Servers that are killed until no other process has mended what one left: tests of programs run `doctor` all the
+/// time, which mends what it finds on the machine.
+const KILLED_MAX: usize = 20;
+
+/// Kills a server and mends what it left; whether no other process has mended any of it.
+fn kill_a_server(way: Way, attempt: usize) -> bool {
+    let name = format!("killed-{}-{attempt}", std::process::id());
     let mut command = Command::new(std::env::current_exe().unwrap());
     if way == Way::Rings {
         command.env("SPILLWAY_TEST_RINGS", "1");
@@ -296,19 +304,21 @@ fn kill_a_server(way: Way) {
     while file.read_exact_at(buffer.bytes(), 0).is_ok() {
         assert!(Instant::now() < deadline, "a dead server's device answers with errors");
     }
-    let listed = leftovers::list().unwrap();
-    assert_eq!(listed.iter().filter(|leftover| is_mine(leftover, &name)).count(), 2, "{listed:?}");
+    let left = || leftovers::list().unwrap().into_iter().filter(|leftover| is_mine(leftover, &name)).count();
+    let listed = left();
     drop(file);
-    let failed: Vec<_> = leftovers::mend()
-        .unwrap()
-        .into_iter()
-        .filter(|mended| is_mine(&mended.leftover, &name) && mended.result.is_err())
-        .collect();
-    assert!(failed.is_empty(), "{failed:?}");
-    assert!(leftovers::list().unwrap().iter().all(|leftover| !is_mine(leftover, &name)));
+    let mine = |mended: &leftovers::Mended| is_mine(&mended.leftover, &name);
+    let mended: Vec<_> = leftovers::mend().unwrap().into_iter().filter(mine).collect();
+    // What another process mends is gone only when that has ended.
+    let deadline = Instant::now() + PATIENCE;
+    while left() > 0 {
+        assert!(Instant::now() < deadline, "left of {listed}: {mended:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(!is_bound_to(&device, &directory));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();
+    listed == 2 && mended.len() == 2 && mended.iter().all(|mended| mended.result.is_ok())
 }
 
 /// A mount of a filesystem that no process serves, as `fusermount` makes one for `user`, who chooses source and type.

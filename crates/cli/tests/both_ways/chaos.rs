@@ -131,6 +131,7 @@ fn chaos_with_a_copy_on_disk_loses_nothing() {
 }
 
 #[test]
+#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
 fn chaos_with_two_replicas_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Alone);
@@ -169,6 +170,7 @@ fn stop_all_for_a_while(redundancy: &str, transport: &str) {
 }
 
 #[test]
+#[ignore = "as much as its neighbour does over TCP: `make soak` runs it"]
 fn donors_that_are_stopped_for_a_while_lose_nothing_without_another_copy() {
     stop_all_for_a_while("none", "auto");
 }
@@ -203,6 +205,7 @@ fn chaos_that_takes_every_donor(family: Family) {
 }
 
 #[test]
+#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
 fn chaos_that_takes_every_donor_leaves_the_disk() {
     chaos_that_takes_every_donor(Family::Alone);
 }
@@ -237,6 +240,7 @@ fn chaos_with_full_donors(redundancy: &str, family: Family) {
 }
 
 #[test]
+#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
 fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
     chaos_with_full_donors("disk", Family::Alone);
 }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use rustix::fs::FlockOperation;
 use serde_json::Value;
@@ -11,14 +11,33 @@ use serde_json::Value;
 use crate::VIA;
 use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
 
-static LOCK: RwLock<()> = RwLock::new(());
+/// Tests that have a stage at the same time. Most of them wait most of the time; on a larger machine many at once would
+/// share one disk and one kernel's swap.
+const PLACES: usize = 2;
 
-/// When a test's turn is.
-enum Turn {
-    /// No other test has a stage meanwhile: the kernel's swap and memory are shared by all.
-    Alone { _lock: RwLockWriteGuard<'static, ()> },
-    /// Only tests of the same kind have one.
-    BesideOthers { _lock: RwLockReadGuard<'static, ()> },
+static FREE_PLACES: (Mutex<usize>, Condvar) = (Mutex::new(PLACES), Condvar::new());
+
+/// A test's turn. One that has all places is alone: the kernel's swap and memory are shared by all.
+struct Turn {
+    places: usize,
+}
+
+impl Turn {
+    fn take(places: usize) -> Self {
+        let (free, changed) = &FREE_PLACES;
+        // A test that failed has cleaned up; the others go on.
+        let free = free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = changed.wait_while(free, |free| *free < places).unwrap_or_else(PoisonError::into_inner);
+        *free -= places;
+        Self { places }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *FREE_PLACES.0.lock().unwrap_or_else(PoisonError::into_inner) += self.places;
+        FREE_PLACES.1.notify_all();
+    }
 }
 
 /// One test's world. Dropping it ends and removes everything that the test started.
@@ -57,26 +76,29 @@ fn lacking() -> Option<&'static str> {
 }
 
 impl Stage {
-    /// Sets the stage, or says what is missing for it, programs included.
+    /// Sets the stage, or says what is missing for it, programs included. Tests of swap are alone; those of the pager
+    /// share nothing.
     pub(crate) fn set(programs: &[&str]) -> Option<Self> {
-        // A test that failed has cleaned up; the others go on.
-        let take_turn = || Turn::Alone { _lock: LOCK.write().unwrap_or_else(PoisonError::into_inner) };
-        Self::set_in(programs, take_turn, FlockOperation::LockExclusive)
+        if VIA == "pager" { Self::set_beside_others(programs) } else { Self::set_alone(programs) }
+    }
+
+    /// [`Stage::set`] for a test that needs the machine for itself.
+    pub(crate) fn set_alone(programs: &[&str]) -> Option<Self> {
+        Self::set_in(programs, PLACES, FlockOperation::LockExclusive)
     }
 
     /// [`Stage::set`] for a test that mostly waits, and uses neither swap nor a limit on memory.
     pub(crate) fn set_beside_others(programs: &[&str]) -> Option<Self> {
-        let take_turn = || Turn::BesideOthers { _lock: LOCK.read().unwrap_or_else(PoisonError::into_inner) };
-        Self::set_in(programs, take_turn, FlockOperation::LockShared)
+        Self::set_in(programs, 1, FlockOperation::LockShared)
     }
 
-    fn set_in(programs: &[&str], take_turn: impl FnOnce() -> Turn, file_turn: FlockOperation) -> Option<Self> {
+    fn set_in(programs: &[&str], places: usize, file_turn: FlockOperation) -> Option<Self> {
         let missing = lacking().or_else(|| programs.iter().copied().find(|program| !has_program(program)));
         if let Some(missing) = missing {
             skip(missing);
             return None;
         }
-        let turn = take_turn();
+        let turn = Turn::take(places);
         // One path for every test, wherever their temporary files go: the machine has one swap, which the pager does
         // not use.
         let file_lock = (VIA == "swap").then(|| {

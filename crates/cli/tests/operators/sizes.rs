@@ -63,11 +63,13 @@ fn a_process_that_runs_is_looked_at_and_drawn() {
     assert!(spillway_testing::svg::is_well_formed(&drawn), "{drawn}");
 }
 
-/// Goes through 96 MiB at random places, for a moment.
+/// Fills 96 MiB, and goes through that at random places: what it has is what it will have while it is looked at.
 const MEASURED: &str = "
 import mmap
 size, page = 96 << 20, 4096
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for first in range(0, size, page):
+    memory[first] = 1
 place = 1
 for turn in range(60000):
     place = place * 1103515245 % 2147483648 + 12345

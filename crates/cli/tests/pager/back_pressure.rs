@@ -67,7 +67,7 @@ fn donor_over_tcp(stage: &Stage) -> (Running, String) {
 
 /// Writers of one MiB of fresh mappings after the other, on a machine that is busy.
 fn writers_on_a_busy_machine(threads: &str, (mib, local, rounds): (&str, &str, &str), is_over_tcp: bool) {
-    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let Some(stage) = Stage::set_alone(&["gcc"]) else { return };
     let binary = stage.compile("pieces", &["-pthread"]);
     let program = [binary.to_str().unwrap(), threads, mib, rounds];
     let donor = is_over_tcp.then(|| donor_over_tcp(&stage));

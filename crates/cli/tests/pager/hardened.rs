@@ -86,7 +86,7 @@ fn an_agents_donor_threads_are_in_a_sandbox_and_the_agent_is_not() {
     if !has_landlock() {
         return spillway_sys::skipping::skip("Landlock");
     }
-    let Some(stage) = Stage::set_beside_others(&[]) else { return };
+    let Some(stage) = Stage::set(&[]) else { return };
     let listen = format!("unix:{}", stage.disk().join("agent.sock").display());
     let file = stage.disk().join("spillway.toml");
     let sizes = "memory = \"16M\"\nheadroom = \"1M\"\nslab_size = \"4M\"\nkey = \"none\"";
@@ -131,7 +131,7 @@ fn donors_of_a_runs_own_are_in_a_sandbox_and_a_pager_is_denied_other_calls() {
 
 #[test]
 fn a_donor_without_its_sandbox_says_why() {
-    let Some(stage) = Stage::set_beside_others(&[]) else { return };
+    let Some(stage) = Stage::set(&[]) else { return };
     let listen = format!("unix:{}", stage.disk().join("off.sock").display());
     let options = ["donate", "--sandbox", "off", "--key", "none", "--memory", "16M", "--headroom", "1M", "--slab-size"];
     let mut process = Running::start(stage.spillway(&options).args(["4M", "--listen", &listen]));

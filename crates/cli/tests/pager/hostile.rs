@@ -92,14 +92,23 @@ fn a_program_whose_memory_cannot_be_read_holds_no_other_up() {
     }
     let [unserved, exerciser] = [("unserved", "-pthread"), ("exerciser", "-pthread")]
         .map(|(name, option)| stage.compile(name, &[option]).to_str().unwrap().to_owned());
+    let paged = stage.disk().join("paged");
     let script = format!(
         "{unserved} paged | {{ read word; env -u LD_PRELOAD {unserved} alone 40 | {{ read word
-            {exerciser} mremap 48 /nonexistent || exit 1; sleep 1; }}; }}"
+            until test -e {}; do {exerciser} mremap 48 /nonexistent || exit 1; done; sleep 1; }}; }}",
+        paged.display()
     );
-    let said = support::run(&mut stage.run(&OPTIONS, &["sh", "-c", &script])).done("the run");
+    let mut running = support::Running::start(&mut stage.run(&OPTIONS, &["sh", "-c", &script]));
+    running.wait_until("pages of the other program to leave", || (pages_out(&stage)? > 4096).then_some(()));
+    fs::write(paged, "").unwrap();
+    let said = running.end().done("the run");
     assert!(said.errors.contains("(unserved) is not paged"), "{}", said.errors);
-    let statistics = stage.statistics();
-    assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 4096, "{statistics:#}");
+}
+
+/// Pages that left the programs of the run so far: a program of a moment has ended on a busy machine before the pager
+/// has looked at it.
+fn pages_out(stage: &Stage) -> Option<u64> {
+    stage.items("run").first()?.pointer("/report/pager/pager/pages_out_dirty")?.as_u64()
 }
 
 /// The pager waits for a function that it calls in a program, which is the program's own. Others are paged meanwhile.
@@ -183,8 +192,11 @@ fn a_child_that_gives_up_its_rights_shares_nothing_and_is_paged() {
         let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "256M", "--slab-size", "4M"], &program));
         let said = said.done(when);
         assert_eq!(said.text(), "child sees 0 bad 0\nparent bad 0\n", "{when}");
-        let is_about_donors = |line: &&str| line.contains("no --donor was named");
-        let complaints: Vec<&str> = said.errors.lines().filter(|line| !is_about_donors(line)).collect();
+        // On a busy machine memory comes faster than pages leave, which is told, too.
+        let is_other = |line: &&str| {
+            !["no --donor was named", "the budget of ", "was exceeded for"].iter().any(|part| line.contains(part))
+        };
+        let complaints: Vec<&str> = said.errors.lines().filter(is_other).collect();
         assert!(complaints.is_empty(), "{when}: it has its agent: {complaints:?}");
         let statistics = stage.statistics();
         // Both have twice the budget. A child whose memory could not leave would have all of its 48 MiB at once; on a
@@ -226,10 +238,28 @@ fn programs_that_become_another_user_are_paged() {
 
 /// A program that gives up rights, or enters another root directory, when it runs already and has no agent yet.
 const LATE: &str = "
-import os, sys
+import os, signal, sys
+told = []
+signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
 exec(sys.argv[1])
-print(len([str(number) for number in range(600000)]))
+while True:
+    numbers = [str(number) for number in range(600000)]
+    if told:
+        break
+print(len(numbers))
 ";
+
+/// What [`LATE`] said with such a change, after it was told to end: when `is_ready`, by the status.
+fn run_late(stage: &Stage, change: &str, is_ready: impl Fn() -> bool) -> support::Said {
+    let program = ["/usr/bin/python3", "-c", LATE, change];
+    let options = ["--local", "24M", "--lend", "128M", "--slab-size", "4M"];
+    let mut running = support::Running::start(&mut stage.run(&options, &program));
+    running.wait_until(change, || is_ready().then_some(()));
+    running.signal("USR1");
+    let said = running.end().done(change);
+    assert_eq!(said.text(), "600000\n", "{change}");
+    said
+}
 
 /// The case `agent-start`, but for [`a_program_without_threads_of_its_pid_namespace_is_told_of`].
 #[test]
@@ -244,11 +274,8 @@ fn programs_that_become_another_user_late_are_paged() {
         "os.chroot('/proc'); os.setgid(65534); os.setuid(65534)",
         "os.close(0); os.close(2)",
     ] {
-        let program = ["/usr/bin/python3", "-c", LATE, change];
-        let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "128M", "--slab-size", "4M"], &program));
-        assert_eq!(said.done(change).text(), "600000\n", "{change}");
+        run_late(&stage, change, || pages_out(&stage) > Some(1000));
         let statistics = stage.statistics();
-        assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 1000, "{change}: {statistics:#}");
         assert_eq!(statistics["pager"]["failures"], serde_json::json!([]), "{change}");
     }
 }
@@ -263,9 +290,7 @@ fn a_program_without_threads_of_its_pid_namespace_is_told_of() {
     }
     // os.unshare is there from Python 3.12 on.
     let change = "import ctypes; assert ctypes.CDLL(None).unshare(0x20000000) == 0";
-    let program = ["/usr/bin/python3", "-c", LATE, change];
-    let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "128M", "--slab-size", "4M"], &program));
-    let said = said.done(change);
-    assert_eq!(said.text(), "600000\n");
+    let failures = || stage.items("run").first()?.pointer("/report/pager/pager/failures")?.get(0).cloned();
+    let said = run_late(&stage, change, || failures().is_some());
     assert!(said.errors.contains("unshare(CLONE_NEWPID)") && said.errors.contains("--via swap"), "{}", said.errors);
 }

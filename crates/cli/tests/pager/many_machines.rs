@@ -413,7 +413,7 @@ fn lent_cluster() -> Option<Cluster> {
         skip("root, for network namespaces");
         return None;
     }
-    let mut cluster = Cluster::start(Stage::set(&["gcc", "ip", "tc", "nsenter"])?)?;
+    let mut cluster = Cluster::start(Stage::set_alone(&["gcc", "ip", "tc", "nsenter"])?)?;
     cluster.wait_lent();
     cluster.wait_whole();
     Some(cluster)

@@ -1,5 +1,5 @@
 //! Whole clusters of up to 300 machines in one process, with delay and loss by a seed. Larger ones:
-//! `crates/simulator/tests/membership.rs`.
+//! `crates/simulator/tests/clusters/membership.rs`.
 //!
 //! - `cluster.rs`: the machines, their network and their clock.
 //! - `hostile.rs`: garbage, changed and repeated datagrams, and machines without the key.

@@ -410,8 +410,11 @@ impl Survey {
         self.follow_wholes(now);
         self.adopt_children(now);
         self.look_at_objects(now);
+        // A page that comes or goes while pages are counted, which takes a busy machine long, does not count twice.
+        let lent_before = self.shared.page_indexes().volume_pages.lent();
         let resident = self.count_memory(now);
-        self.shared.counters.lent_pages.set(self.shared.page_indexes().volume_pages.lent());
+        let lent = self.shared.page_indexes().volume_pages.lent();
+        self.shared.counters.lent_pages.set(lent.min(lent_before));
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }

@@ -196,9 +196,13 @@ mod tests {
         let held = HeldMemory::open(pid).unwrap();
         held.read_exact(before, &mut word).unwrap();
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"\n").unwrap();
-        wait_until(&|| is_program(b"cat") && top_of_stack().is_some());
-        let after = top_of_stack().unwrap() - 8;
-        assert!(read_exact(pid, after, &mut word).is_ok() && held.read_exact(after, &mut word).is_err());
+        // The stack moves once more while the kernel starts the program.
+        let after = std::cell::Cell::new(0);
+        wait_until(&|| {
+            after.set(top_of_stack().unwrap_or(8) - 8);
+            is_program(b"cat") && read_exact(pid, after.get(), &mut [0; 8]).is_ok()
+        });
+        assert!(held.read_exact(after.get(), &mut word).is_err());
         assert!(held.read_exact(before, &mut word).is_err(), "its memory is gone");
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -1,9 +1,6 @@
 //! A read that a thread waits for is posted before the prefetches that wait for a credit, whatever slots they have; a
 //! prefetch that becomes awaited is one of them; and prefetches leave room on a connection.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

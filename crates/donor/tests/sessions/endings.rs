@@ -1,7 +1,5 @@
 //! How sessions end, and that whatever ends them, every slab comes back.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -17,7 +15,7 @@ use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::{SessionToken, preface};
 
-use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
+use crate::support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]
 fn a_killed_borrowers_slabs_come_back_at_once() {
@@ -161,7 +159,7 @@ fn what_travelled_on_a_data_connection_opens_no_other() {
     let answers = std::thread::spawn(move || std::io::copy(&mut { from_donor }, &mut back));
     let token = borrower.welcome.token;
     let session = std::thread::spawn(move || {
-        let mut data = support::DataConnection::open(near, &token);
+        let mut data = crate::support::DataConnection::open(near, &token);
         data.write(slab, 0, 0x5a).unwrap();
     });
     let mut bytes = [0; 8192];

@@ -1,10 +1,6 @@
 //! The background writer puts runs of scattered buffers where they belong in the backing file, a bounded number at a
 //! time.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
@@ -13,7 +9,7 @@ use spillway_fabric::limits::RUN_PIECES_MAX;
 use spillway_fabric::queue_pair::{PostError, RequestError};
 use spillway_fabric::units::Tag;
 
-use support::*;
+use crate::support::*;
 
 const SIZE_BYTES: u64 = 4 << 20;
 

@@ -1,9 +1,5 @@
 //! How a donor gets its memory back from borrowers.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::{Duration, Instant};
 
 use spillway_donor::DonorError;
@@ -11,7 +7,7 @@ use spillway_donor::limits::ACTIVITY_DEADLINE;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::SlabHandle;
 
-use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor};
+use crate::support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor};
 
 /// Hears an activity query and answers that a slab is as active as its handle is large.
 fn answer_activity(borrower: &mut Borrower) -> Vec<SlabHandle> {

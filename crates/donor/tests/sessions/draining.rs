@@ -1,13 +1,9 @@
 //! A donor that operators drain over the network, by the control channel's key.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 use spillway_fabric::control::ControlChannel;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::key::ClusterKey;
-use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
-
-mod support;
 
 fn order(donor: &TestDonor, key: Option<&ClusterKey>, order: DrainOrder) -> Option<(bool, u64, String)> {
     let (sender, mut receiver) = ControlChannel::connect(donor.dial_tcp(), key).ok()?.split();

@@ -1,17 +1,13 @@
 //! Every transport keeps the same promises: what was written is read, what was discarded reads as zeroes, nothing else
 //! changes, each request ends once, and what is not lent is refused without harm. RDMA keeps them in `rdma.rs`.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::time::Instant;
 
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
 use spillway_fabric::units::Priority;
 
-use support::conformance::{self, Check, SLAB_COUNT};
-use support::*;
+use crate::support::conformance::{self, Check, SLAB_COUNT};
+use crate::support::*;
 
 /// Runs `check` on each transport.
 fn on_each(slots: usize, check: Check<'_>) {

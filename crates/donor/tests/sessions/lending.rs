@@ -1,14 +1,12 @@
 //! What a borrower gets from a donor, over shared memory and over TCP.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::SlabHandle;
 
-use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
+use crate::support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]
 fn slabs_are_zeroed_and_no_borrower_sees_anothers_bytes() {

@@ -1,9 +1,5 @@
 //! Arbitrary bytes from either peer end a data connection; they never panic, hang, or reach memory that was not meant.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -18,7 +14,7 @@ use spillway_fabric::wire::foreign::PREFACE_BYTES;
 use spillway_fabric::wire::preface::{self, Role};
 use spillway_fabric::wire::proof::{NONCE_BYTES, session_name};
 
-use support::*;
+use crate::support::*;
 
 /// Bytes of a request stream: mostly well-formed requests, some with payloads, some garbage.
 fn request_stream() -> impl Strategy<Value = Vec<u8>> {

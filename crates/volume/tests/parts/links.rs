@@ -1,9 +1,6 @@
 //! The thread that keeps a donor connected, against donors that follow a script: refusals, nonsense, silence,
 //! farewells.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -1,8 +1,5 @@
 //! Donors that are slow and alive: what others have too is read from them, and no late answer reaches a buffer.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

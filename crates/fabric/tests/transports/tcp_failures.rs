@@ -1,9 +1,5 @@
 //! What a TCP queue pair and a donor do when things go wrong: a peer that dies, stalls, trickles or talks nonsense.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -21,7 +17,7 @@ use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseH
 use spillway_fabric::wire::foreign::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 
-use support::*;
+use crate::support::*;
 
 /// A queue pair whose donor is a script: it accepts the connection and then does `script` with the stream.
 fn scripted(

@@ -1,10 +1,6 @@
 //! Random borrowers against a plain model: every page reads as what its own borrower wrote last, or as zeroes, and a
 //! lease is refused exactly when the quota is lent.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::HashMap;
 
 use proptest::collection::vec;
@@ -12,7 +8,7 @@ use proptest::prelude::*;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::SlabHandle;
 
-use support::{Borrower, DataConnection, SLAB_SIZE_BYTES, TestDonor};
+use crate::support::{Borrower, DataConnection, SLAB_SIZE_BYTES, TestDonor};
 
 const QUOTA_SLABS: usize = 5;
 const PAGES: u32 = 4;

@@ -1,8 +1,5 @@
 //! Promises that were once broken: each test is an order of events that broke one, found by reading.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

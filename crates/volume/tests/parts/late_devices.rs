@@ -3,9 +3,6 @@
 //! Invariant: no buffer of an answered request is written to or sent by a queue pair that was replaced. Pages were lost
 //! by that: a late read filled the buffer of a later write, which then brought wrong bytes to both donors.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::sync::Arc;
 use std::time::Instant;
 

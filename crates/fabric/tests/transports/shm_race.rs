@@ -1,10 +1,6 @@
 //! A slab may be taken out of the window while an I/O thread copies from or to it: a copy that is reported as done
 //! met the slab's memory, whole.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,7 +10,7 @@ use spillway_fabric::units::SlabHandle;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
-use support::*;
+use crate::support::*;
 
 /// Handles are not reused, as donors promise.
 const HANDLES: u32 = 1000;

@@ -1,9 +1,5 @@
 //! Machines that want more of a donor over TCP than it moves get it by their weights.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -18,7 +14,7 @@ use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
 use spillway_fabric::tcp::{TcpQueuePair, Weights};
 use spillway_fabric::units::{Priority, RemoteAddress, SlabHandle, Tag};
 
-use support::{Borrower, PATIENCE, TestDonor};
+use crate::support::{Borrower, PATIENCE, TestDonor};
 
 /// One of the largest reads of the pager.
 const REQUEST_BYTES: u32 = 128 << 10;

@@ -1,16 +1,12 @@
 //! Slabs of a borrower that went without a goodbye wait for it, if it asked for that, and for no other process.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::SessionToken;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
-use support::{Borrower, SLAB_SIZE_BYTES, TestDonor, hello};
+use crate::support::{Borrower, SLAB_SIZE_BYTES, TestDonor, hello};
 
 /// Long enough for every test; what is to expire asks for a second.
 const LONG: u16 = 60;

@@ -1,9 +1,6 @@
 //! Donors are added and removed while a program writes and verifies: real donors of this process on loopback, reached
 //! over sockets and shared memory.
 
-#![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
