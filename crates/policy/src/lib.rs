@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod limits;
 pub mod prefetch;
 pub mod replacement;
 pub mod replay;

@@ -4,18 +4,7 @@
 //! Invariants: all of it has a fixed size and is looked through in a bounded time; what is not seen again is outvoted.
 
 use super::PageNumber;
-
-/// Streams that go on in turn, none of which is followed yet.
-const IN_TURN_MAX: usize = 4;
-
-/// Faults in no line that are remembered: three of each stream that goes on in turn, and a power of two.
-const STRAYS: usize = (3 * IN_TURN_MAX).next_power_of_two();
-
-/// A score counts what went well up to this, one more each time and one less for what did not ...
-const SCORE_MAX: u8 = 8;
-
-/// ... and from this on it is worth doing.
-const SCORE_WORTH: u8 = 4;
+use crate::limits::{IN_TURN_MAX, STRAYS, STREAM_SCORE_MAX, STREAM_SCORE_WORTH};
 
 /// How well something that is tried goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,11 +12,11 @@ pub(super) struct Score(u8);
 
 impl Score {
     pub(super) fn is_worth(self) -> bool {
-        self.0 >= SCORE_WORTH
+        self.0 >= STREAM_SCORE_WORTH
     }
 
     pub(super) fn went(&mut self, well: bool) {
-        self.0 = if well { SCORE_MAX.min(self.0 + 1) } else { self.0.saturating_sub(1) };
+        self.0 = if well { STREAM_SCORE_MAX.min(self.0 + 1) } else { self.0.saturating_sub(1) };
     }
 }
 
@@ -44,7 +33,7 @@ pub(super) struct Usual {
 impl Usual {
     pub(super) fn vote(&mut self, delta: i64) {
         if delta == self.delta {
-            self.votes = SCORE_MAX.min(self.votes + 1);
+            self.votes = STREAM_SCORE_MAX.min(self.votes + 1);
         } else if self.votes > 0 {
             self.votes -= 1;
         } else {
@@ -92,7 +81,7 @@ mod tests {
         let mut usual = Usual::default();
         [400, 400, 1, 400, 1, 400].iter().for_each(|delta| usual.vote(*delta));
         assert_eq!(usual.delta, 400);
-        (0..SCORE_MAX).for_each(|_| usual.vote(1));
+        (0..STREAM_SCORE_MAX).for_each(|_| usual.vote(1));
         assert_eq!(usual.delta, 1, "however often it was another before");
     }
 
@@ -103,8 +92,8 @@ mod tests {
             (0..times).for_each(|_| score.went(well));
             score.is_worth()
         };
-        assert!(!went(&mut score, true, SCORE_WORTH - 1) && went(&mut score, true, 1));
-        assert!(went(&mut score, true, 100) && !went(&mut score, false, SCORE_MAX - SCORE_WORTH + 1));
+        assert!(!went(&mut score, true, STREAM_SCORE_WORTH - 1) && went(&mut score, true, 1));
+        assert!(went(&mut score, true, 100) && !went(&mut score, false, STREAM_SCORE_MAX - STREAM_SCORE_WORTH + 1));
     }
 
     #[test]

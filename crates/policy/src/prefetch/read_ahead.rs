@@ -27,21 +27,7 @@ use super::WINDOW_MAX;
 use super::experience::{Score, Strays, Usual};
 use super::head::{Growth, Head, Surroundings};
 use super::{Candidates, Keying, PageNumber, Prefetcher};
-
-/// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree, each
-/// beside pages at random.
-const HEADS: usize = 16;
-
-/// A fault in no line belongs to a place without a trend within so many pages: strides to 256 KiB. Farther ones are
-/// found by `Strays`.
-const REACH_PAGES: u64 = 64;
-
-/// A place is given up as if it had been used so many faults later for each vote it has.
-const FAULTS_PER_VOTE: u64 = 32;
-
-/// A place that resumes has a window, before that grows, of one in so many pages of the last one: the program may have
-/// come to the end of its column there.
-const RESUMED_SHARE: u32 = 4;
+use crate::limits::{FAULTS_PER_VOTE, HEADS, REACH_PAGES, RESUMED_SHARE};
 
 /// The numbers of the bits that are set.
 fn bits(mut of: u32) -> impl Iterator<Item = usize> {

@@ -14,26 +14,10 @@
 use super::read_ahead::ReadAhead;
 use super::runs::{RUN_MAX, Runs};
 use super::{Candidates, Keying, PageNumber, Prefetcher};
+use crate::limits::{BLOCK_SCORE_MAX, BLOCK_SCORE_WORTH, NEEDED_WEIGHT, PROBES, UNNEEDED_WEIGHT};
 
 /// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
 pub const BLOCK_PAGES: u64 = 8;
-
-/// Blocks whose probes are watched. What came with them is 1,024 pages: they are still there in all but the smallest
-/// budgets.
-const PROBES: usize = 128;
-
-/// A probe that was needed counts for so much ...
-const NEEDED_WEIGHT: u32 = 3;
-
-/// ... and one that was not for so much: the score grows where two in five are needed. A page that comes along takes
-/// 2 us, and the one that leaves for it 2 to 3; a fault that it spares takes 10 and more
-/// (docs/decisions/prefetching.md).
-const UNNEEDED_WEIGHT: u32 = 2;
-
-const SCORE_MAX: u32 = 40;
-
-/// Blocks come along from this score on: seven probes in a row that were needed.
-const SCORE_WORTH: u32 = 20;
 
 /// In place of a block that there is not.
 const NONE: u32 = u32::MAX;
@@ -125,7 +109,7 @@ impl Prefetcher for ReadAround {
         self.is_known = found.is_some();
         if let Some(index) = found.filter(|index| self.probes[*index].page == Some(page)) {
             self.probes[index].page = None;
-            self.score = (self.score + NEEDED_WEIGHT).min(SCORE_MAX);
+            self.score = (self.score + NEEDED_WEIGHT).min(BLOCK_SCORE_MAX);
             if self.probes[index].is_alone {
                 // Had it come with the others, there would have been no fault here.
                 return;
@@ -172,7 +156,7 @@ impl ReadAround {
         let block = page.0 / BLOCK_PAGES;
         let chosen = (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
         let Some(probe) = away().nth(chosen % away().count().max(1)) else { return };
-        let is_alone = self.score >= SCORE_WORTH;
+        let is_alone = self.score >= BLOCK_SCORE_WORTH;
         if is_alone {
             away().filter(|page| *page != probe).for_each(|page| candidates.push(page));
             candidates.are_around();
@@ -279,7 +263,8 @@ mod tests {
             }
         }
         for block in 0..10 {
-            let mut policy = ReadAround { score: SCORE_MAX, runs: taught.runs.experience(), ..ReadAround::default() };
+            let mut policy =
+                ReadAround { score: BLOCK_SCORE_MAX, runs: taught.runs.experience(), ..ReadAround::default() };
             assert_eq!(fault(&mut policy, 10_000 * block, &|_| true).pages().len(), 6);
             let probe = policy.probes[0].page.unwrap();
             assert!(fault(&mut policy, probe.0, &|_| true).pages().is_empty(), "the rest is here");
@@ -313,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_there_is_no_probe_and_does_not_come() {
-        let mut policy = ReadAround { score: SCORE_MAX, ..ReadAround::default() };
+        let mut policy = ReadAround { score: BLOCK_SCORE_MAX, ..ReadAround::default() };
         let candidates = fault(&mut policy, 81, &|page| page.0 == 83 || page.0 == 87);
         assert_eq!((candidates.pages().len(), policy.probes[0].page.is_some()), (1, true));
         let alone = fault(&mut policy, 161, &|_| false);
@@ -323,7 +308,7 @@ mod tests {
     #[test]
     fn a_stream_goes_on_behind_a_block_that_came() {
         for (page, next, first) in [(82, 88, 89), (82, 79, 78)] {
-            let mut policy = ReadAround { score: SCORE_MAX, ..ReadAround::default() };
+            let mut policy = ReadAround { score: BLOCK_SCORE_MAX, ..ReadAround::default() };
             assert_eq!(fault(&mut policy, page, &|_| true).pages().len(), 6);
             let probe = policy.probes[0].page.unwrap();
             assert!(fault(&mut policy, probe.0, &|_| true).pages().is_empty(), "the rest is here");
@@ -338,13 +323,13 @@ mod tests {
 
         #[test]
         fn what_comes_is_away_distinct_and_beside_the_page(
-            pages in proptest::collection::vec((0_u64..300, any::<u64>()), 1..300), score in 0..=SCORE_MAX
+            pages in proptest::collection::vec((0_u64..300, any::<u64>()), 1..300), score in 0..=BLOCK_SCORE_MAX
         ) {
             let mut policy = ReadAround { score, ..ReadAround::default() };
             for (page, away) in pages {
                 let is_away = |page: PageNumber| away >> (page.0 % 64) & 1 == 1;
                 let candidates = fault(&mut policy, page, &is_away);
-                prop_assert!(policy.score <= SCORE_MAX);
+                prop_assert!(policy.score <= BLOCK_SCORE_MAX);
                 if candidates.comes_around() {
                     prop_assert!(candidates.marker().is_none());
                     let mut found: Vec<u64> = candidates.pages().iter().map(|page| page.0).collect();
