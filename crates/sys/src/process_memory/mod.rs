@@ -56,7 +56,8 @@ impl HeldMemory {
     }
 }
 
-/// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read.
+/// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read. An error
+/// of the kind `PermissionDenied`: this user may not read the process (ptrace(2), Yama), which says nothing of addresses.
 pub fn read_words(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
     let job = read(Job::new(pid, addresses, size_of::<u32>()))?;
     let word = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().expect("a word has four bytes"));
@@ -111,14 +112,16 @@ fn readers() -> std::sync::MutexGuard<'static, Readers> {
 fn read(job: Job) -> io::Result<Job> {
     let reader = readers().reader_for(job.process(), Instant::now())?;
     let answer = reader.lock().unwrap_or_else(PoisonError::into_inner).read(job);
-    answer.map_err(|unread| match unread {
-        Unread::Later => io::ErrorKind::WouldBlock.into(),
-        Unread::Hung(process) => {
+    match answer {
+        Ok(job) if job.is_forbidden => Err(io::ErrorKind::PermissionDenied.into()),
+        Ok(job) => Ok(job),
+        Err(Unread::Later) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(Unread::Hung(process)) => {
             readers().note_hung(process, Instant::now());
-            io::ErrorKind::WouldBlock.into()
+            Err(io::ErrorKind::WouldBlock.into())
         }
-        Unread::Kernel(error) => error,
-    })
+        Err(Unread::Kernel(error)) => Err(error),
+    }
 }
 
 impl Readers {

@@ -61,6 +61,8 @@ pub(super) struct Job {
     pub(super) bytes: Vec<u8>,
     /// Which of them could be read.
     pub(super) is_read: Vec<bool>,
+    /// The kernel lets this user read none of them.
+    pub(super) is_forbidden: bool,
     /// Where the parts are heads of lists of robust locks: where the locks are. It does not grow.
     pub(super) locks: Vec<u64>,
 }
@@ -80,6 +82,7 @@ impl Job {
             parts: addresses.iter().map(part).collect(),
             bytes: vec![0; addresses.len() * part_bytes],
             is_read: vec![false; addresses.len()],
+            is_forbidden: false,
             locks: Vec::new(),
         }
     }
@@ -136,6 +139,10 @@ impl Job {
             let arguments = [self.process as usize, (&raw const local) as usize, 1, remote as usize, count, 0];
             // SAFETY: `count` parts fit behind `place`; the other addresses are the kernel's to check.
             let bytes = unsafe { system_call(libc::SYS_process_vm_readv, arguments) };
+            if bytes == -(libc::EPERM as isize) {
+                self.is_forbidden = true;
+                return;
+            }
             // Of a part in two pages, of which the second cannot be read, a piece may have come.
             let complete = usize::try_from(bytes).unwrap_or(0) / self.part_bytes.max(1);
             self.is_read.iter_mut().skip(first).take(complete).for_each(|is_read| *is_read = true);

@@ -282,8 +282,8 @@ impl Donors {
         if self.is_room_known { FREE_INTERVAL } else { FREE_INTERVAL_FULL }
     }
 
-    /// Whether a donor may have memory for a slab. A silent donor counts: without a disk, a write can only wait for that
-    /// donor.
+    /// Whether a donor may have memory for a slab. A silent donor counts: without a disk, a write can only wait for the
+    /// silent donor.
     pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
         let may_lend = |view: &DonorView| {
             let is_waited_for = !has_disk && view.is_silent;
