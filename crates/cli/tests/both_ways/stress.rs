@@ -71,7 +71,7 @@ pub(crate) fn exact(
     local: &str,
     arguments: &dyn Fn(&Path) -> Vec<String>,
 ) -> Option<(Value, String)> {
-    let stage = Stage::set(&["gcc"])?;
+    let stage = Stage::set_alone(&["gcc"])?;
     let binary = stage.compile(name, &["-pthread"]);
     let arguments = arguments(stage.disk());
     let mut program = vec![binary.to_str().unwrap()];
