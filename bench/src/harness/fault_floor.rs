@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_is_not_there_is_an_error_and_nobody_waits() {
+    fn a_cpu_that_is_not_there_is_an_error_and_no_thread_waits() {
         let missing = Some(CpuSet::MAX_CPU - 1);
         for cpus in [(missing, Some(0)), (Some(0), missing)] {
             assert!(fault_us(4, Idle::Sleeps, cpus.0, cpus.1).is_err());

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_pinned_has_no_cpu() {
+    fn a_thread_that_is_not_pinned_has_no_cpu() {
         let all = Placement::possible(2);
         assert_eq!(all.iter().map(|one| one.name()).collect::<Vec<_>>(), ["same CPU", "different CPU", "unpinned"]);
         let cpus: Vec<_> = all.iter().map(|one| (one.server_cpu(), one.client_cpu())).collect();

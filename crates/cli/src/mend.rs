@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_started_again_finds_its_name_free_and_others_remains_as_they_were() {
+    fn a_command_started_again_finds_its_name_free_and_others_remains_as_they_were() {
         let (_directory, registry) = Registry::temporary();
         leave(&registry, Kind::Agent, "test-agent");
         let other = leave(&registry, Kind::Device, "test-none-4");

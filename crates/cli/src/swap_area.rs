@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_that_somebody_else_switches_off_is_waited_for() {
+    fn an_area_that_another_command_switches_off_is_awaited() {
         let busy = (Some(Errno::INVAL), true);
         let (result, asked) = off_with(&[busy, busy, (Some(Errno::INVAL), false)]);
         assert!(result.is_ok() && asked == 3, "the other one did it");

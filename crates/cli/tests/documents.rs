@@ -157,14 +157,14 @@ fn tests_in(sources: &str) -> BTreeSet<&str> {
 #[test]
 fn helpers_are_not_taken_for_tests() {
     let sources = "#[test]\n#[ignore = \"slow\"]\nfn a_real_test_of_it() {\n a_step_of_the_test();\n}\nfn a_step_of_the_test() {}\n\
-        fn a_helper_that_nobody_calls() {}\non_every_front_end!(one_for_each_end);\n";
+        fn a_helper_without_a_caller() {}\non_every_front_end!(one_for_each_end);\n";
     let tests = tests_in(sources);
     assert_eq!(tests.iter().copied().collect::<Vec<_>>(), ["a_real_test_of_it", "one_for_each_end"]);
     let unknown = |text| unknown_tests(text, &tests, sources);
     assert!(unknown("`a_real_test_of_it`, `one_for_each_end`; `a_step_of_the_test` in `a_real_test_of_it`").is_empty());
     assert_eq!(unknown("| `a_step_of_the_test` |"), ["a_step_of_the_test"]);
     assert_eq!(unknown("`a_step_of_the_test` in `programs.rs`"), ["a_step_of_the_test"]);
-    assert_eq!(unknown("`a_helper_that_nobody_calls` in `a_real_test_of_it`"), ["a_helper_that_nobody_calls"]);
+    assert_eq!(unknown("`a_helper_without_a_caller` in `a_real_test_of_it`"), ["a_helper_without_a_caller"]);
     assert_eq!(unknown("`no_such_test_at_all`"), ["no_such_test_at_all"]);
 }
 

@@ -58,7 +58,7 @@ fn systemd_takes_the_unit_without_a_complaint() {
 }
 
 #[test]
-fn a_stop_never_kills_who_serves_pages() {
+fn a_stop_never_kills_a_server_of_pages() {
     let unit = unit();
     assert_eq!(values(&unit, "KillMode"), ["process"]);
     assert_eq!(values(&unit, "SendSIGKILL"), ["no"]);

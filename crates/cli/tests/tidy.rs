@@ -159,6 +159,34 @@ fn threads_and_donors_are_named_and_not_asked_for() {
     assert!(lines.is_empty(), "lines with words to replace by a noun: {lines:#?}");
 }
 
+/// What a name may not have: the banned words of one word, and "who".
+fn banned_in_names() -> impl Iterator<Item = &'static str> {
+    BANNED.into_iter().filter(|word| !word.contains(' ')).chain(["who"])
+}
+
+/// The name that a line of Rust declares, with what stands beside it, in lower case.
+fn declared_name(line: &str) -> String {
+    let words = line.split_whitespace().skip_while(|word| !["fn", "const", "static", "mod"].contains(word));
+    words.skip(1).take(1).collect::<String>().to_lowercase()
+}
+
+#[test]
+fn names_have_nouns() {
+    let (root, mut lines) = (root(), Faults::new());
+    for path in files(&root, ".rs").into_iter().filter(|path| !path.ends_with("tests/tidy.rs")) {
+        let source = fs::read_to_string(&path).unwrap();
+        for (index, line) in source.lines().enumerate().filter(|(_, line)| comment(line).is_none()) {
+            let name = declared_name(line);
+            let mut words = name.split(|letter: char| !letter.is_alphanumeric());
+            if let Some(word) = words.find(|word| banned_in_names().any(|banned| banned == *word)) {
+                let file = path.strip_prefix(&root).unwrap().display().to_string();
+                lines.entry(file).or_default().push(format!("line {}: {word}", index + 1));
+            }
+        }
+    }
+    assert!(lines.is_empty(), "names with words to replace by a noun: {lines:#?}");
+}
+
 #[test]
 fn every_document_is_in_the_index() {
     let root = root();
@@ -243,6 +271,7 @@ fn what_is_not_plain_is_found() {
     assert_eq!(found.len(), 2, "{found:?}");
     assert_eq!((found[0][0].number, banned(&found[0][0])), (2, None));
     assert_eq!((found[1][0].number, banned(&found[1][0])), (6, Some("nobody")));
+    assert_eq!(declared_name("    pub fn Who_waits(a: &str) {"), "who_waits(a:");
     let words = "word ".repeat(WORDS_MAX);
     let long = paragraphs(&format!("{words}end.\n\n{words}\nShort. {words}\n    code {words}{words}\n"), true);
     assert_eq!(long.iter().map(|paragraph| long_sentences(paragraph).len()).collect::<Vec<_>>(), [1, 2]);

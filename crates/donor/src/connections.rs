@@ -293,7 +293,7 @@ mod tests {
     const HERE: Source = Source::User(1);
 
     #[test]
-    fn who_is_on_the_way_out_counts_until_it_has_left() {
+    fn a_thread_on_the_way_out_counts_until_it_has_left() {
         let connections = Connections::default();
         let soon = || Instant::now() + Duration::from_millis(5);
         let mut places = Vec::new();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_end_nobody_enters() {
+    fn after_the_end_no_thread_enters() {
         let connections = Connections::default();
         assert!(connections.wait_empty(Duration::ZERO));
         let mut crowd = crowd(&connections, 1, |_| HERE);

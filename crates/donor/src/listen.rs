@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_connects_is_told_by_address_or_user() {
+    fn clients_are_told_apart_by_address_or_user() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("donor.sock");
         let unix = Listener::unix(&path, true).unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_wakes_whoever_accepts() {
+    fn closing_wakes_the_accepting_thread() {
         let directory = tempfile::tempdir().unwrap();
         let unix = Listener::unix(&directory.path().join("donor.sock"), true).unwrap();
         let mut listeners = Listener::tcp("127.0.0.1:0", false).unwrap();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_runs_while_its_slab_is_released_holds_nobody_up() {
+    fn a_request_that_runs_while_its_slab_is_released_holds_no_other_up() {
         let slabs = SessionSlabs::default();
         slabs.insert(SlabHandle(0), made());
         let found = slabs.with_slab(SlabHandle(0), &mut |memory| {

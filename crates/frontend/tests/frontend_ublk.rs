@@ -43,7 +43,7 @@ const IN_GUEST: [&str; 13] = [
     "receive_and_complete_do_not_allocate",
     "a_device_in_use_is_not_detached_and_goes_on",
     "many_devices_come_and_go",
-    "a_start_that_nobody_serves_ends_and_leaves_nothing",
+    "a_start_without_a_server_ends_and_leaves_nothing",
     "a_live_device_is_not_taken_over",
     "a_killed_server_leaves_errors_and_a_mendable_device",
     "a_killed_server_is_followed_by_another_under_load",
@@ -131,7 +131,7 @@ fn many_devices_come_and_go() {
 
 #[test]
 #[ignore = "runs in a guest"]
-fn a_start_that_nobody_serves_ends_and_leaves_nothing() {
+fn a_start_without_a_server_ends_and_leaves_nothing() {
     let (mut front, channels) = Ublk::add(&config(MIB, 2)).unwrap();
     await_devices(1);
     let error = front.attach().unwrap_err();

@@ -106,7 +106,7 @@ fn many_clients_share_one_disk_and_take_turns() {
 }
 
 #[test]
-fn bad_requests_are_refused_and_harm_nobody() {
+fn bad_requests_are_refused_and_harm_no_client() {
     let server = Server::start(16 * MIB, 4);
     let mut good = Client::connect(&server.socket());
     assert_eq!(good.write(0, &[1; 8192]), 0);

@@ -187,7 +187,7 @@ fn our_pager_and_both_peers_make_the_same_visits() {
 }
 
 #[test]
-fn peers_that_nobody_names_are_left_out_with_the_variable_and_the_document() {
+fn peers_without_a_name_are_left_out_with_the_variable_and_the_document() {
     let stage = Stage::new();
     let result = stage.result();
     for (peer, variable) in [("fltrace", FLTRACE_VARIABLE), ("umap", UMAP_VARIABLE)] {

@@ -130,7 +130,7 @@ fn policies(pages: u32, capacity: u32) -> impl Iterator<Item = (Policy, Box<dyn 
 }
 
 #[test]
-fn pages_that_nobody_asked_for_leave_first() {
+fn prefetched_pages_without_a_reader_leave_first() {
     for (name, mut policy) in policies(2000, 1000) {
         (0..400).for_each(|page| policy.inserted(CachePage(page), Arrival::New));
         (1000..1400).for_each(|page| policy.inserted(CachePage(page), Arrival::Prefetched));

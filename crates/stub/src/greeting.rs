@@ -199,8 +199,8 @@ pub struct Peer {
 }
 
 impl From<net::UCred> for Peer {
-    fn from(who: net::UCred) -> Self {
-        Self { process: who.pid.as_raw_nonzero().get().unsigned_abs(), user: who.uid.as_raw() }
+    fn from(peer: net::UCred) -> Self {
+        Self { process: peer.pid.as_raw_nonzero().get().unsigned_abs(), user: peer.uid.as_raw() }
     }
 }
 

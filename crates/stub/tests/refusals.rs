@@ -114,7 +114,7 @@ fn without_the_variable_nothing_happens() {
 /// A program that begins below another whose calls a third process is asked about, which lets all of them happen: a
 /// sandbox, or one's own pager further out.
 #[test]
-fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
+fn a_program_whose_forks_another_process_is_asked_about_does_not_start() {
     let [mut outer, inner] = [TinyPager::without_rights(), TinyPager::without_rights()];
     let program = compile(inner.directory.path());
     let mut launcher = Command::new("env");

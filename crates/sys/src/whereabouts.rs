@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_thread_is_in_the_call_that_looks_and_nobody_is_in_none() {
+    fn this_thread_is_in_the_call_that_looks_and_no_thread_is_in_none() {
         let (process, thread) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
         let own = Whereabouts::of_thread(process, thread).unwrap();
         assert!(matches!(own, Whereabouts::Call(libc::SYS_read, _)), "{own:?}");

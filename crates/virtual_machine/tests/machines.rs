@@ -160,7 +160,7 @@ fn programs_killed_for_memory_are_told() {
 }
 
 #[test]
-fn two_machines_reach_each_other_and_nobody_else() {
+fn two_machines_reach_each_other_and_no_other() {
     emulated(|| {
         let Some([first, second]) = started(|| small().start_pair(small())) else { return };
         for (machine, other) in [(&first, ADDRESSES[1]), (&second, ADDRESSES[0])] {

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_that_nobody_saw_has_no_rate() {
+    fn an_eviction_without_a_sample_has_no_rate() {
         assert_eq!(evicted(&report("leave", 2.0)).unwrap(), 500_000.0);
         assert!(evicted(&report("leave", 0.0)).is_err());
     }

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wants_none_asks_for_nothing() {
+    fn a_program_that_wants_none_asks_for_nothing() {
         let figures = Arc::new(AwakeFigures::default());
         let mut cpu_idle = CpuIdleLimit::new(KeepAwake::Never, Arc::clone(&figures));
         let now = Instant::now();

@@ -72,7 +72,7 @@ pub(crate) enum ConfigurationError {
     NoRole(String),
     /// Metrics where other machines could read them, told only once.
     #[error(
-        "[metrics] listen = \"{0}\" lets other machines read who lends and borrows how much; \
+        "[metrics] listen = \"{0}\" lets other machines read how much each machine lends and borrows; \
          write insecure_listen = true beside it if that is meant, or an address of 127.0.0.1"
     )]
     OpenMetrics(SocketAddr),

@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_serves_is_started_again() {
+    fn only_a_serving_process_is_started_again() {
         let ended = |raw| ExitStatus::from_raw(raw);
         assert_eq!(verdict(ended(0), true), Verdict::Done);
         assert_eq!(verdict(ended(9), true), Verdict::Again, "killed");

@@ -131,7 +131,7 @@ mod tests {
     };
 
     #[test]
-    fn a_user_who_lacks_only_the_permission_is_given_the_command() {
+    fn a_user_that_lacks_only_the_permission_is_given_the_command() {
         let (_directory, system) = system(&[], false);
         let check = user_faults(Access { scope: Some(Scope::UserModeOnly), ..FULL }, &system);
         assert!(check.state == State::Bad && check.mend.unwrap().contains("vm.unprivileged_userfaultfd=1"));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn forks_that_nobody_hears_of_are_no_obstacle() {
+    fn forks_without_a_listener_are_no_obstacle() {
         assert_eq!(forks(FULL).state, State::Good);
         let check = forks(Access { follows_forks: false, ..FULL });
         assert!(check.state == State::Optional && check.mend.unwrap().contains("cap_sys_ptrace"));

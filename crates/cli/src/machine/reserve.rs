@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_administrator_set_between_two_devices_is_put_back_whoever_goes_last() {
+    fn what_an_administrator_set_between_two_devices_is_put_back_by_the_last_of_them() {
         for first_to_go in [0, 1] {
             let machine = Machine::new("1811");
             let first = machine.raise("a").unwrap();

@@ -244,7 +244,7 @@ fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back
 }
 
 #[test]
-fn a_device_without_its_keeper_serves_on_and_ends_when_nobody_uses_it() {
+fn a_device_without_its_keeper_serves_on_and_ends_when_it_is_unused() {
     let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "none");
     let mut written = Written::default();

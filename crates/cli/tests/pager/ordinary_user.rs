@@ -105,7 +105,7 @@ pub(crate) fn program(stage: &Stage, place: &Place, name: &str) -> String {
 }
 
 #[test]
-fn a_user_who_may_have_userfaultfd_needs_no_root() {
+fn a_user_with_userfaultfd_needs_no_root() {
     let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
     let Some(place) = Place::new(&stage) else { return };
     let exerciser = program(&stage, &place, "exerciser");
@@ -158,7 +158,7 @@ fn with_the_capability_that_doctor_names_a_users_programs_may_fork() {
 }
 
 #[test]
-fn a_user_who_may_not_is_told_the_command() {
+fn a_user_without_the_right_is_told_the_command() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let Some(place) = Place::new(&stage) else { return };
     if fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() != "0") {

@@ -168,7 +168,7 @@ fn listen_as(answer: &'static [u8]) -> String {
 
 /// A wrong port is named with what answers there, and a good donor beside a bad one is used.
 #[test]
-fn whoever_answers_at_a_donors_address_is_named_and_the_other_donors_serve() {
+fn another_server_at_a_donors_address_is_named_and_the_other_donors_serve() {
     let Some(mut stage) = Stage::set(&[]) else { return };
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let bad = [

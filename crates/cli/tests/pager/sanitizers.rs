@@ -49,7 +49,7 @@ fn programs_with_an_address_sanitizer_start_and_are_paged() {
 /// What a check for leaks does at a program's end, 200 times while pages leave: the agent is stopped with a batch
 /// that it has not begun, or in the middle of one.
 #[test]
-fn who_stops_all_threads_and_reads_all_memory_waits_for_nobody() {
+fn a_reader_that_stops_all_threads_does_not_wait() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let stopped = stage.compile("stopped", &["-pthread"]);
     let options = ["--local", "24M", "--lend", "256M", "--slab-size", "4M"];

@@ -34,7 +34,7 @@ const LOST_SWAP: [&str; 3] = ["I/O error", "Memory cgroup out of memory", "invok
 
 /// One machine, because none of them disturbs the next.
 #[test]
-fn swap_over_ublk_comes_to_a_good_end_whoever_died() {
+fn swap_over_ublk_comes_to_a_good_end_after_every_death() {
     emulated(|| {
         let Some(guest) = Guest::boot(builder(UBLK, 640)) else { return };
         the_kernels_reserve_is_raised_until_the_last_of_two_swap_devices_is_off(&guest);

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_releases_what_it_does_not_hold() {
+    fn only_a_holder_releases() {
         let mut book = LeaseBook::default();
         book.open(SessionId(1), SIZE);
         book.open(SessionId(2), SIZE);

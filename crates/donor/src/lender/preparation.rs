@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_goes_before_anything_is_made() {
+    fn what_is_unused_goes_before_anything_is_made() {
         assert_eq!(next(&[1], 2, &[1, 8, 1], 100), Step::GiveUp(8));
         assert_eq!(next(&[1], 2, &[8], 0), Step::GiveUp(8));
     }

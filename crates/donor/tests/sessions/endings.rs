@@ -186,7 +186,7 @@ fn what_travelled_on_a_data_connection_opens_no_other() {
 }
 
 #[test]
-fn other_programs_get_no_answer_and_disturb_nobody() {
+fn other_programs_get_no_answer_and_change_nothing() {
     let donor = TestDonor::start(4, None);
     let mut borrower = donor.borrower_unix();
     for bytes in [&b"GET / HTTP/1.1\r\nHost: donor\r\n\r\n"[..], b"SPLW\x63\x00\x02\x00", b"SPLW", b""] {
@@ -218,7 +218,7 @@ fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
 }
 
 #[test]
-fn a_crowd_that_says_nothing_keeps_nobody_out() {
+fn a_crowd_that_says_nothing_keeps_no_other_out() {
     let donor = TestDonor::start(4, None);
     let mut early = donor.borrower_tcp();
     let mut data = early.data(donor.dial_tcp());

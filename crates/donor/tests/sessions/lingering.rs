@@ -78,7 +78,7 @@ fn a_borrower_that_comes_back_finds_its_pages() {
 }
 
 #[test]
-fn who_did_not_ask_or_says_goodbye_leaves_nothing() {
+fn a_peer_that_did_not_ask_or_says_goodbye_leaves_nothing() {
     let donor = TestDonor::start(4, None);
     for (linger_seconds, goodbye) in [(0, false), (LONG, true)] {
         let mut borrower = open(&donor, &asking(linger_seconds, true));
@@ -94,7 +94,7 @@ fn who_did_not_ask_or_says_goodbye_leaves_nothing() {
 }
 
 #[test]
-fn slabs_are_taken_back_when_nobody_comes() {
+fn slabs_are_taken_back_when_no_borrower_comes() {
     let donor = TestDonor::start(4, None);
     let mut borrower = open(&donor, &asking(1, true));
     borrower.lease();

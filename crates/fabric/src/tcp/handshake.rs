@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_repeats_what_it_heard_is_turned_away() {
+    fn a_peer_that_repeats_what_it_heard_is_refused() {
         let (heard, _) = listen_in(&TOKEN);
         let (mut thief, mut stream) = UnixStream::pair().unwrap();
         thief.write_all(&heard).unwrap();

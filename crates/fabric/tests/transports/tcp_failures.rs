@@ -215,7 +215,7 @@ fn answers_that_do_not_fit_take_the_connection_down() {
 }
 
 #[test]
-fn bytes_that_nobody_asked_for_take_the_connection_down() {
+fn bytes_that_answer_no_request_take_the_connection_down() {
     let pool = pool(1, PAGE);
     let (mut pair, donor) = scripted(&pool, |mut donor| {
         donor.write_all(b"!").unwrap();
@@ -319,7 +319,7 @@ fn many_large_requests_both_ways_do_not_lock_each_other_out() {
 }
 
 #[test]
-fn whoever_waits_for_the_descriptor_misses_nothing() {
+fn a_wait_for_the_descriptor_misses_nothing() {
     let count = 12;
     let pool = pool(2, REQUEST_SIZE_BYTES_MAX);
     let (mut pair, _serving) = over_tcp(&Slabs::with_count(2), &pool);
@@ -494,8 +494,8 @@ fn an_abandoned_read_touches_its_buffer_no_more() {
     pair.poll(Instant::now(), &mut |_| panic!("nothing was answered"));
     assert!(!pair.abandon(Tag(7)), "no such read");
     assert!(pair.abandon(Tag(0)) && pair.abandon(Tag(2)));
-    let somebody_elses = vec![0x55; PAGES * PAGE];
-    [0, 2].into_iter().for_each(|slot| pool.memory().write(slot * PAGES * PAGE, &somebody_elses));
+    let of_another_user = vec![0x55; PAGES * PAGE];
+    [0, 2].into_iter().for_each(|slot| pool.memory().write(slot * PAGES * PAGE, &of_another_user));
     go.send(()).unwrap();
     let ended = complete(&mut pair, 3);
     assert!(ended.iter().all(|ended| ended.result == Ok(())));

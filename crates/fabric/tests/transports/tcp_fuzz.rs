@@ -38,7 +38,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_donor_admits_nobody_for_arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+    fn a_donor_admits_no_client_for_arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
         let (mut borrower, donor) = UnixStream::pair().unwrap();
         let serving = Serving::start(donor, Slabs::with_count(1));
         borrower.write_all(&preface::encode(Role::Data)).unwrap();

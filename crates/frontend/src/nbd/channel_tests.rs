@@ -156,7 +156,7 @@ fn refused_requests_are_answered_and_the_next_is_understood() {
 }
 
 #[test]
-fn who_breaks_the_protocol_is_hung_up_on() {
+fn a_client_that_breaks_the_protocol_is_cut_off() {
     let absurd = request(WRITE, 1, 0, u32::MAX as usize);
     for nonsense in [&[0; 28][..], b"GET / HTTP/1.1\r\nHost: example\r\n", &absurd] {
         let (mut channel, mut client) = channel(1);
@@ -183,7 +183,7 @@ fn a_write_whose_client_goes_away_is_never_seen_and_costs_no_slot() {
 }
 
 #[test]
-fn answers_to_a_client_that_went_away_reach_nobody_else() {
+fn answers_to_a_client_that_went_away_reach_no_other() {
     let (mut channel, mut client) = channel(2);
     client.write_all(&request(READ, 1, 0, 4096)).unwrap();
     let old = expect_request(&mut channel);

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_took_is_noticed() {
+    fn a_socket_that_no_process_took_is_noticed() {
         let (ours, other) = pair().unwrap();
         assert!(!is_hung_up(&ours).unwrap());
         drop(other);

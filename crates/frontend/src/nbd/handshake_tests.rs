@@ -124,7 +124,7 @@ fn what_is_not_offered_is_refused_and_the_client_goes_on() {
 }
 
 #[test]
-fn who_does_not_speak_the_protocol_is_hung_up_on() {
+fn a_client_that_does_not_speak_the_protocol_is_cut_off() {
     let mut answer = Answer::new();
     let mut handshake = Handshake::begin(&mut answer);
     answer.sent(18);

@@ -84,7 +84,7 @@ impl Listener {
         addresses.dedup();
         if let Some(address) = addresses.iter().find(|address| !address.ip().is_loopback() && !exposed) {
             return Err(FrontEndError::Invalid(format!(
-                "{address} can be reached from other machines, and NBD neither asks who connects nor encrypts; listen at a \
+                "{address} can be reached from other machines, and NBD neither asks for a key nor encrypts; listen at a \
                  UNIX socket or on loopback and let ssh carry it, or insist with --insecure-listen"
             )));
         }

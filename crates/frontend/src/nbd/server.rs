@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_is_closed_when_nobody_is_inside_and_then_lets_nobody_in() {
+    fn a_gate_is_closed_when_it_is_empty_and_then_lets_none_in() {
         let gate = Gate::default();
         assert!(gate.enter() && gate.enter());
         assert_eq!(gate.close(), 2);

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_names_its_maker_and_nobody_else() {
+    fn a_tag_names_its_maker_and_no_other() {
         let me = ProcessIdentity { pid: (1 << 22) - 1, start_ticks: 123_456_789_012 };
         let tag = tag_of(me);
         assert_eq!(maker(tag), Some(me.pid));

@@ -11,7 +11,7 @@ use spillway_sys::userfaultfd::Fault;
 
 use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::fault::pool::Pending;
-use crate::fault::{Faults, NOBODY};
+use crate::fault::{Faults, NO_THREAD};
 use crate::limits::MESSAGES_MAX;
 use crate::mappings::late_event::LateEvent;
 use crate::page_table::ranges::Ranges;
@@ -195,7 +195,7 @@ impl Messages {
         for Wanted { space, page, is_writable } in self.shared.take_wanted() {
             if let Some(space) = self.shared.space(space) {
                 let address = page.address();
-                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
+                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NO_THREAD };
                 faults.put_off(Pending::new(space, fault, now));
             }
         }

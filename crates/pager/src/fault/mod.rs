@@ -55,7 +55,7 @@ use crate::statistics::FaultKind;
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// In place of the thread that waits, for pages that are wanted and not waited for.
-const NOBODY: u32 = 0;
+const NO_THREAD: u32 = 0;
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ impl Faults {
     /// Puts a fault into the trace, if one is recorded: a page of this kind came, or comes.
     fn trace(&self, space: &AddressSpace, fault: Fault, answered: FaultKind, arrived: Instant) {
         if let Some(recording) = &self.shared.recording
-            && fault.thread != NOBODY
+            && fault.thread != NO_THREAD
             && !space.is_evictor(fault.thread)
         {
             recording.note(space.id, fault, answered, arrived);

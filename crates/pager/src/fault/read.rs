@@ -16,7 +16,7 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::fill::as_far_as_mapped;
 use crate::fault::read_ahead::ReadAheadRun;
-use crate::fault::{Faults, NOBODY, Outcome, PAGE};
+use crate::fault::{Faults, NO_THREAD, Outcome, PAGE};
 use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, FAULT_READS_RESERVED, GROUP_PAGES, READ_ATTEMPTS_MAX};
 use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
@@ -43,7 +43,7 @@ pub(super) struct ReadUnderWay {
 impl ReadUnderWay {
     /// Whether a thread of the program waits for it.
     pub(super) fn is_awaited(&self) -> bool {
-        self.fault.is_some_and(|fault| fault.thread != NOBODY)
+        self.fault.is_some_and(|fault| fault.thread != NO_THREAD)
     }
 }
 
@@ -74,7 +74,7 @@ impl Faults {
             let has_begun = self.read(space, state, &ReadAheadRun::one(page, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
-        if outcome != Outcome::Done || fault.thread == NOBODY {
+        if outcome != Outcome::Done || fault.thread == NO_THREAD {
             return outcome;
         }
         self.trace(space, fault, FaultKind::Fill, arrived);
@@ -426,7 +426,7 @@ impl Faults {
     }
 
     fn lost(&self, space: &AddressSpace, fault: Fault, page: VirtualPage, error: BlockError) {
-        if fault.thread == NOBODY {
+        if fault.thread == NO_THREAD {
             // A thread that touches it finds out whether it is.
             space.unread.fetch_add(1, Ordering::SeqCst);
             return;

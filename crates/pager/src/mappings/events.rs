@@ -11,7 +11,7 @@
 //! - While a change is not reported, or its thread has not continued, the kernel fills and moves no page and says so.
 //!   Changes are therefore collected here, and applied to the page table when no change is under way: then all changes
 //!   were reported.
-//! - Pages move only to addresses where nothing is mapped. A move onto memory that is still mapped by all reports so far
+//! - Pages move only to addresses where nothing is mapped. A move onto memory that is mapped by all reports so far
 //!   is *in debt*: the end of the former mapping is late, and belongs before the move. If more than one end of these
 //!   addresses is reported, the first one is the late one. The thread that moved the pages waits until its second
 //!   message is read, and before that no thread reads for a moment ([`crate::mappings::late_event`]), in which the late
@@ -97,8 +97,8 @@ impl MappingEvents {
                 None => break order.steps,
             }
         };
-        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old addresses stay mapped,
-        // and no end is reported.
+        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old addresses stay
+        // mapped, and no end is reported.
         let mut told: Vec<Option<Change>> = std::mem::take(self).told.into_iter().map(Some).collect();
         let take = |step| match step {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
@@ -137,7 +137,7 @@ impl MappingEvents {
     }
 
     /// `moves` are under way while the event of the last change may be late. A move that is not reported yet, and takes
-    /// memory away from the new addresses of that change, was made before that change. Its place is therefore known when
+    /// memory away from the new addresses of that change, was made before that change. Its place is known when
     /// it is reported, also if the thread that moved those pages has moved them on meanwhile.
     pub fn seen_under_way(&mut self, moves: &[Move]) {
         let Some(moving) = self.told.len().checked_sub(1) else { return };

@@ -122,7 +122,7 @@ fn a_larger_end_that_is_late_spares_what_was_moved_into_its_middle() {
 }
 
 #[test]
-fn what_is_mapped_in_the_end_tells_a_late_end_of_what_nobody_knew_of() {
+fn what_is_mapped_in_the_end_tells_a_late_end_of_an_unknown_mapping() {
     let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
     let (content, in_debt) = told(only(&(30..40)), &late, only(&(10..20)));
     assert_eq!(in_debt, [false; 3]);

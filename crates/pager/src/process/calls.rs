@@ -329,7 +329,7 @@ impl Survey {
 
     /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with,
     /// and of all that cannot be told apart from these. None for a process that is not paged.
-    fn who_calls(&self, process: u32) -> Vec<Arc<AddressSpace>> {
+    fn memory_of_caller(&self, process: u32) -> Vec<Arc<AddressSpace>> {
         let concerned = self.tracked.iter().filter(|tracked| {
             let other = tracked.space.process.load(Ordering::Relaxed);
             other == process || !matches!(share_memory(other, process), Ok(false))
@@ -340,7 +340,7 @@ impl Survey {
     /// The memory of all of `processes`.
     fn memory_of(&self, processes: &[u32]) -> Vec<Arc<AddressSpace>> {
         let mut found: Vec<Arc<AddressSpace>> = Vec::new();
-        for space in processes.iter().flat_map(|process| self.who_calls(*process)) {
+        for space in processes.iter().flat_map(|process| self.memory_of_caller(*process)) {
             if found.iter().all(|known| known.id != space.id) {
                 found.push(space);
             }
@@ -684,7 +684,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_asks_nobody_does_not_go_on() {
+    fn a_program_that_asks_no_pager_does_not_go_on() {
         let mut calls = Calls::new(Probe { flags: 0, stack: 0, answer: 0 });
         assert!(!calls.take_in(None).unwrap());
         let null = std::fs::File::open("/dev/null").unwrap();

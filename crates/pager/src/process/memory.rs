@@ -390,7 +390,7 @@ impl ProgramMemory for Userfaultfd {
     }
 
     fn protect(&self, range: Range<u64>) -> Result<(), PageError> {
-        self.write_protect(range, true, Wake::Nobody)
+        self.write_protect(range, true, Wake::NoThread)
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_held_in_vain_is_held_ever_less_often() {
+    fn a_process_that_is_held_without_gain_is_held_ever_less_often() {
         let start = Instant::now();
         let (mut now, mut respite) = (start, Respite::new(start));
         assert!(respite.is_due(now));

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_that_has_rung_lets_nobody_sleep() {
+    fn a_bell_that_has_rung_lets_no_thread_sleep() {
         let bell = Bell::new().unwrap();
         assert!(!bell.clear());
         bell.signal();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_woken_once() {
+    fn a_sleeping_thread_is_woken_once() {
         let bell = Bell::new().unwrap();
         let woken = bell.sleep(|| {
             bell.signal();

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_let_in_before_the_frequent_one() {
+    fn a_waiting_client_is_let_in_before_the_frequent_one() {
         let order = CourteousLock::new(Vec::new());
         scope(|threads| {
             let held = order.lock_last(|| panic!("no thread waits"));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_not_waited_for_again() {
+    fn a_thread_that_does_not_come_is_not_awaited_again() {
         let counted = CourteousLock::new(0);
         counted.waiting.store(1, Ordering::SeqCst);
         let looks = Cell::new(0);

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_has_bound_stays_so() {
+    fn what_another_process_has_bound_stays_so() {
         with_thread("spillway-evict", |_, evictor| {
             let (mut placement, mut foreign, now) = (Placement::new(Instant::now()), CpuSet::new(), Instant::now());
             let cpu = sched_getcpu();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_company_does_not_offer_the_cpu_again_at_once() {
+    fn a_thread_with_company_does_not_offer_the_cpu_again_at_once() {
         let time = Cell::new(Instant::now());
         let now = || time.get();
         let pass = |duration| time.set(time.get() + duration);

@@ -123,7 +123,7 @@ fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn the_tightest_room_of_whoever_forks_decides() {
+fn the_tightest_room_of_the_forking_processes_decides() {
     let world = paged_world();
     world.programs[0].space.process.store(7, Ordering::SeqCst);
     let mut page_in = world.page_in(0);
@@ -164,7 +164,7 @@ fn a_fork_that_is_never_granted_room_beside_others_is_refused() {
 }
 
 #[test]
-fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
+fn a_fork_whose_pages_cannot_be_read_is_refused_and_no_other_is_harmed() {
     let mut world = paged_world();
     // Another volume, which ends before most of the pages.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
@@ -195,7 +195,7 @@ fn a_fork_that_makes_no_progress_is_refused() {
 }
 
 #[test]
-fn who_ended_needs_no_pages() {
+fn a_process_that_ended_needs_no_pages() {
     let world = paged_world();
     let mut page_in = world.page_in(0);
     world.programs[0].space.is_gone.store(true, Ordering::SeqCst);

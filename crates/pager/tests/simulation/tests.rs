@@ -115,7 +115,7 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
 }
 
 #[test]
-fn nobody_waits_when_nothing_can_leave() {
+fn no_thread_waits_when_nothing_can_leave() {
     let mut world = World::new(96);
     world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -167,7 +167,7 @@ fn a_program_whose_evictor_ends_in_the_middle_of_a_batch_is_not_served_any_more(
 }
 
 #[test]
-fn nobody_waits_for_the_evictor_of_a_program_that_was_stopped() {
+fn no_thread_waits_for_the_evictor_of_a_stopped_program() {
     let mut world = World::new(96);
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
@@ -565,7 +565,7 @@ fn what_comes_along_is_counted_before_the_next_page_asks() {
 
 /// A fork asks for many pages at once, and others are not to wait for all of them.
 #[test]
-fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
+fn pages_without_a_waiting_thread_come_a_few_at_a_time() {
     let mut world = World::new(200);
     world.map_quarters(4);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -592,7 +592,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
 }
 
 #[test]
-fn who_gets_a_page_that_was_read_for_it_is_known_once() {
+fn a_reader_of_a_prefetched_page_is_known_once() {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.apply_events();
@@ -619,7 +619,7 @@ fn who_gets_a_page_that_was_read_for_it_is_known_once() {
 }
 
 #[test]
-fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
+fn faults_that_come_in_crowds_are_left_to_free_threads() {
     let mut world = World::with_fault_threads(200, 3);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.apply_events();

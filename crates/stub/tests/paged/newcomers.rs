@@ -19,7 +19,7 @@ fn program(pager: &TinyPager) -> Command {
 }
 
 #[test]
-fn a_program_waits_for_nobody_and_is_paged_all_the_same() {
+fn a_program_does_not_wait_and_is_paged_all_the_same() {
     let mut pager = TinyPager::new();
     let notes = pager.let_in();
     let mut conversation = pager.start(program(&pager));

@@ -164,7 +164,7 @@ mod tests {
     use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 
     #[test]
-    fn whoever_maps_the_file_is_recognized() {
+    fn a_process_that_maps_the_file_is_recognized() {
         let file = Memfd::create("mapped", PAGE_SIZE_BYTES as u64).unwrap();
         let mapped = MappedFile::new(&file).unwrap();
         let me = std::process::id().cast_signed();

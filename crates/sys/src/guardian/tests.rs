@@ -107,7 +107,7 @@ fn a_program_that_was_taken_off_the_list_lives_on() {
 }
 
 #[test]
-fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
+fn an_unlisted_process_is_found_by_what_it_maps() {
     let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
     // Only the child maps it: other tests fork this process meanwhile.
     let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());

@@ -56,8 +56,8 @@ impl HeldMemory {
     }
 }
 
-/// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read. An error
-/// of the kind `PermissionDenied`: this user may not read the process (ptrace(2), Yama), which says nothing of addresses.
+/// Reads a word of 32 bits at each of `addresses` of process `pid`; `None` for an address that cannot be read. The
+/// error is `PermissionDenied` where this user may not read the process (ptrace(2)): that says nothing of addresses.
 pub fn read_words(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
     let job = read(Job::new(pid, addresses, size_of::<u32>()))?;
     let word = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().expect("a word has four bytes"));

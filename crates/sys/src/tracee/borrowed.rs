@@ -152,7 +152,7 @@ impl Borrowed {
         match self.thread.reap() {
             Reaped::Yes => true,
             Reaped::NotYet => false,
-            Reaped::Nobody => self.has_no_successor(),
+            Reaped::NoProcess => self.has_no_successor(),
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) enum Reaped {
     /// its parent only when its tracer took notice.
     NotYet,
     /// No thread of that number is traced here: it is gone already, or has another number.
-    Nobody,
+    NoProcess,
 }
 
 /// A thread of another process.
@@ -88,7 +88,7 @@ impl Thread {
         match (result, unsafe { end.si_pid() }) {
             (0, 0) => Reaped::NotYet,
             (0, _) => Reaped::Yes,
-            _ => Reaped::Nobody,
+            _ => Reaped::NoProcess,
         }
     }
 

@@ -60,7 +60,7 @@ impl LeavingMemory {
             let count = run_pages.min(pages - run);
             let (from, to) = (range(&self.memory, first + run, count), range(&self.staging, run, count));
             let length = from.end - from.start;
-            let moved = self.userfaultfd.move_pages(to.start, from.start, length, false, Wake::Nobody);
+            let moved = self.userfaultfd.move_pages(to.start, from.start, length, false, Wake::NoThread);
             if moved.map_err(io::Error::other)? != length {
                 return Err(io::Error::other("the kernel moved a part of a run"));
             }

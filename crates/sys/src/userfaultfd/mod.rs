@@ -52,7 +52,7 @@ pub enum Wake {
     /// All threads that wait for the pages.
     Waiters,
     /// No thread; [`Userfaultfd::wake`] follows.
-    Nobody,
+    NoThread,
 }
 
 /// A userfaultfd, see the module text. It never blocks; it is readable when there is a message.
@@ -168,7 +168,7 @@ impl Userfaultfd {
         let source = unreadable_page().map_err(|error| PageError::from_number(error.raw_os_error().unwrap_or(0)))?;
         let length = range.end.saturating_sub(range.start);
         let mut argument =
-            TransferArgument { target: range.start, source, length, mode: fill_mode(Wake::Nobody), done: 0 };
+            TransferArgument { target: range.start, source, length, mode: fill_mode(Wake::NoThread), done: 0 };
         match self.page_command(abi::COPY, &mut argument) {
             Err(PageError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT) => Ok(true),
             Err(PageError::NotMapped) => Ok(false),
@@ -204,7 +204,7 @@ impl Userfaultfd {
     pub fn write_protect(&self, range: Range<u64>, protect: bool, wake: Wake) -> Result<(), PageError> {
         let mut mode = if protect { abi::PROTECT } else { 0 };
         // The kernel refuses the flag together with protection, which wakes no thread anyway.
-        if wake == Wake::Nobody && !protect {
+        if wake == Wake::NoThread && !protect {
             mode |= abi::PROTECT_WITHOUT_WAKE;
         }
         self.page_command(abi::WRITE_PROTECT, &mut WriteProtectArgument { range: argument(&range), mode })
@@ -213,7 +213,7 @@ impl Userfaultfd {
     /// Whether the process changes its mappings: there is a message about that, or one was read and its thread did
     /// not go on yet. No effect: the kernel looks at this before it looks at what it is asked for.
     pub fn is_changing(&self) -> bool {
-        matches!(self.zero_page(0..0, Wake::Nobody), Err(PageError::TryAgain))
+        matches!(self.zero_page(0..0, Wake::NoThread), Err(PageError::TryAgain))
     }
 
     /// Reads the next message, if there is one.
@@ -341,7 +341,7 @@ fn argument(range: &Range<u64>) -> RangeArgument {
 }
 
 fn fill_mode(wake: Wake) -> u64 {
-    if wake == Wake::Nobody { abi::FILL_WITHOUT_WAKE } else { 0 }
+    if wake == Wake::NoThread { abi::FILL_WITHOUT_WAKE } else { 0 }
 }
 
 /// The kernel writes the bytes filled, or a negative error number, and fails with `EAGAIN` when it filled some and

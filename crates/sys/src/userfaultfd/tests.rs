@@ -100,7 +100,7 @@ fn a_write_to_a_protected_page_waits_until_protection_goes() {
     let writer = thread::spawn(move || memory.write(0, &[9]));
     let fault = paged.fault();
     assert!(fault.is_write && fault.is_write_protected);
-    paged.userfaultfd.write_protect(paged.range(0, 1), false, Wake::Nobody).unwrap();
+    paged.userfaultfd.write_protect(paged.range(0, 1), false, Wake::NoThread).unwrap();
     paged.userfaultfd.wake(paged.range(0, 1)).unwrap();
     writer.join().unwrap();
     assert_eq!(paged.byte(0), 9);
@@ -113,9 +113,10 @@ fn a_copy_that_meets_a_page_says_how_far_it_came() {
     let paged = Paged::new(4, BASIC);
     paged.fill(2, 1, false).unwrap();
     let source = Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap();
-    let done = paged.userfaultfd.copy(paged.address(0), &source, 0, 4 * PAGE_SIZE_BYTES, false, Wake::Nobody).unwrap();
+    let done =
+        paged.userfaultfd.copy(paged.address(0), &source, 0, 4 * PAGE_SIZE_BYTES, false, Wake::NoThread).unwrap();
     assert_eq!(done, 2 * PAGE);
-    let rest = paged.userfaultfd.copy(paged.address(2), &source, 0, 2 * PAGE_SIZE_BYTES, false, Wake::Nobody);
+    let rest = paged.userfaultfd.copy(paged.address(2), &source, 0, 2 * PAGE_SIZE_BYTES, false, Wake::NoThread);
     assert!(matches!(rest, Err(PageError::Exists)));
 }
 
@@ -154,7 +155,7 @@ fn a_copy_across_two_mappings_fails_whole() {
     let paged = Paged::new(2, BASIC);
     paged.memory.detach(PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
     let source = Mapping::anonymous(2 * PAGE_SIZE_BYTES).unwrap();
-    let across = paged.userfaultfd.copy(paged.address(0), &source, 0, 2 * PAGE_SIZE_BYTES, false, Wake::Nobody);
+    let across = paged.userfaultfd.copy(paged.address(0), &source, 0, 2 * PAGE_SIZE_BYTES, false, Wake::NoThread);
     assert!(matches!(across, Err(PageError::NotMapped)), "{across:?}");
     assert_eq!(paged.fill(0, 1, false).unwrap(), PAGE);
 }
@@ -165,10 +166,10 @@ fn moved_pages_leave_their_place_missing() {
     for page in 0..2 {
         paged.fill(page, 10 + page as u8, page == 1).unwrap();
     }
-    let moved = paged.userfaultfd.move_pages(paged.address(2), paged.address(0), 2 * PAGE, false, Wake::Nobody);
+    let moved = paged.userfaultfd.move_pages(paged.address(2), paged.address(0), 2 * PAGE, false, Wake::NoThread);
     assert_eq!(moved.unwrap(), 2 * PAGE);
     assert_eq!((paged.byte(2), paged.byte(3)), (10, 11));
-    let again = paged.userfaultfd.move_pages(paged.address(2), paged.address(0), PAGE, false, Wake::Nobody);
+    let again = paged.userfaultfd.move_pages(paged.address(2), paged.address(0), PAGE, false, Wake::NoThread);
     assert!(matches!(again, Err(PageError::Exists)), "{again:?}");
     paged.userfaultfd.unregister(paged.range(0, 4)).unwrap();
     assert_eq!(paged.byte(0), 0, "the source is missing");
@@ -177,9 +178,9 @@ fn moved_pages_leave_their_place_missing() {
 #[test]
 fn a_missing_page_cannot_be_moved() {
     let paged = Paged::new(2, BASIC);
-    let moved = paged.userfaultfd.move_pages(paged.address(1), paged.address(0), PAGE, false, Wake::Nobody);
+    let moved = paged.userfaultfd.move_pages(paged.address(1), paged.address(0), PAGE, false, Wake::NoThread);
     assert!(matches!(moved, Err(PageError::NotMapped)), "{moved:?}");
-    let passed = paged.userfaultfd.move_pages(paged.address(1), paged.address(0), PAGE, true, Wake::Nobody);
+    let passed = paged.userfaultfd.move_pages(paged.address(1), paged.address(0), PAGE, true, Wake::NoThread);
     assert_eq!(passed.unwrap(), PAGE, "a hole is passed over");
 }
 
@@ -219,18 +220,18 @@ fn only_a_userfaultfd_is_taken_from_others() {
     assert!(error.to_string().contains("/dev/null"), "{error}");
     let paged = Paged::new(1, BASIC);
     let taken = Userfaultfd::from_descriptor(paged.userfaultfd.try_clone().unwrap().into_descriptor()).unwrap();
-    assert_eq!(taken.zero_page(paged.range(0, 1), Wake::Nobody).unwrap(), PAGE);
+    assert_eq!(taken.zero_page(paged.range(0, 1), Wake::NoThread).unwrap(), PAGE);
 }
 
 #[test]
 fn a_range_that_is_no_page_is_refused() {
     let paged = Paged::new(1, BASIC);
     let odd = paged.address(0) + 1..paged.address(1);
-    assert!(matches!(paged.userfaultfd.zero_page(odd, Wake::Nobody), Err(PageError::Refused)));
+    assert!(matches!(paged.userfaultfd.zero_page(odd, Wake::NoThread), Err(PageError::Refused)));
 }
 
 #[test]
-fn a_poisoned_page_cannot_be_read_and_nobody_is_asked_for_it() {
+fn a_poisoned_page_cannot_be_read_and_no_donor_is_asked_for_it() {
     let paged = Paged::new(2, BASIC);
     assert_eq!(paged.userfaultfd.poison(paged.range(0, 1), Wake::Waiters).unwrap(), PAGE);
     assert_eq!(paged.fill(1, 1, false).unwrap(), PAGE);

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_taken_away_when_nobody_reads_it_in_place_any_more() {
+    fn a_copy_is_taken_away_when_no_thread_reads_it_in_place_any_more() {
         let mut world = world();
         let (volume, window) = (Arc::clone(&world.volume), Arc::clone(&world.window));
         let (tell, told) = std::sync::mpsc::channel();

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_nobody_listens_names_host_and_port() {
+    fn a_port_without_a_listener_names_host_and_port() {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let error = dial_tcp(&mut Resolver::default(), &address.to_string(), in_time()).unwrap_err();
         assert!(matches!(error, DialError::Refused(peer) if peer == address), "{error}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_accepts_nobody_costs_the_deadline() {
+    fn a_listener_that_accepts_no_client_costs_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let address = listener.local_addr().unwrap();

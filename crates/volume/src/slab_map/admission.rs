@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_room_for_all_nobody_waits() {
+    fn where_there_is_room_for_all_none_waits() {
         let mut admission = Admission::new(4);
         let mut large = None;
         assert!(!admission.admit(10, 9, &mut large));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_enter_during_a_drain_do_not_hold_it_up() {
+    fn threads_that_enter_during_a_drain_do_not_hold_it_up() {
         let gate = Gate::default();
         let first = gate.enter();
         let mut later = Vec::new();

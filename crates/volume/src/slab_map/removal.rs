@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
+    fn no_thread_waits_at_the_gate_for_a_thread_that_panicked_inside() {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
         let removed = volume.remove_copy(SLAB, 0, ends_by_device_failure(&volume));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_donor_that_says_nothing_to_give_a_copy_back() {
+    fn no_thread_waits_for_a_silent_donor_to_give_a_copy_back() {
         let volume = volume();
         volume.slab(SLAB).fill(1, Location { donor: DonorSlot(1), handle: SlabHandle(0) });
         volume.bits.set(Bit::Copy(1), PageIndex(0), 256);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_an_engine_that_was_dropped_with_requests_under_way() {
+    fn no_thread_waits_for_an_engine_that_was_dropped_with_requests_under_way() {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
         let mut looks = 0;
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_pages_of_a_thread_that_panicked() {
+    fn no_thread_waits_for_pages_of_a_thread_that_panicked() {
         let volume = volume();
         assert!(volume.bits.try_acquire(PageIndex(100), 1));
         let removed = volume.remove_copy(SLAB, 0, ends_by_device_failure(&volume)).unwrap();

@@ -160,7 +160,7 @@ fn another_version_damage_and_foreign_memory_are_refused() {
 }
 
 #[test]
-fn kept_memory_is_opened_by_its_path_and_outlives_who_served() {
+fn kept_memory_is_opened_by_its_path_and_outlives_its_server() {
     let kept = keeping::KeptMemory::make(&config()).unwrap();
     assert!(!kept.is_serving());
     let state = DeviceState::open(keeping::open(&kept.path()).unwrap(), &config()).unwrap();

@@ -334,7 +334,7 @@ fn a_donor_that_hangs_up_is_lost_at_once_whatever_it_has() {
 }
 
 #[test]
-fn questions_are_answered_and_recalls_of_unknown_slabs_disturb_nobody() {
+fn questions_are_answered_and_recalls_of_unknown_slabs_change_nothing() {
     let (answers, heard) = std::sync::mpsc::channel();
     let donor = ScriptedDonor::over_unix(move |_, sender, receiver| {
         greet(sender, receiver);

@@ -178,7 +178,7 @@ fn the_disk_is_another_copy_too() {
 }
 
 #[test]
-fn a_page_that_nobody_else_has_is_waited_for() {
+fn a_page_that_no_other_has_is_awaited() {
     let mut world = World::new(Redundancy::NONE);
     world.set(Bit::Copy(0), 4);
     world.set(Bit::Copy(1), 3);

@@ -20,7 +20,7 @@ fn noted(child: &Child, index: usize) -> stop::Thread {
 }
 
 /// For a child: another thread, that counts.
-fn spawn_who_counts(memory: &Mapping, index: usize) {
+fn spawn_counting_callers(memory: &Mapping, index: usize) {
     let memory = std::ptr::from_ref(memory) as usize;
     std::thread::spawn(move || {
         // SAFETY: the child has it as long as it lives.
@@ -36,7 +36,7 @@ fn spawn_who_counts(memory: &Mapping, index: usize) {
 /// told to.
 fn child_that_becomes_another_program() -> Child {
     let child = Child::fork(|memory| {
-        spawn_who_counts(memory, 1);
+        spawn_counting_callers(memory, 1);
         let address = std::ptr::from_ref(memory) as usize;
         std::thread::spawn(move || {
             // SAFETY: the child has it as long as it lives.
@@ -109,7 +109,7 @@ fn the_end_of_a_program_that_is_held_is_told_to_its_parent() {
                 let child = libc::fork();
                 if child == 0 {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    spawn_who_counts(memory, 1);
+                    spawn_counting_callers(memory, 1);
                     note_thread(memory, 0);
                     loop {
                         count(memory);
@@ -171,7 +171,7 @@ fn a_thread_that_becomes_another_program_while_it_is_held_goes_on_there() {
 }
 
 #[test]
-fn who_seizes_a_thread_of_a_program_that_waits_for_the_ends_of_others_does_not_wait_for_ever() {
+fn a_tracer_of_a_program_that_waits_for_the_ends_of_others_does_not_wait_for_ever() {
     let child = child_that_becomes_another_program();
     let [counting, other] = [1, 2].map(|index| noted(&child, index));
     let mut held = Borrowed::seize(counting).unwrap();

@@ -61,7 +61,7 @@ const NEVER: i32 = -1;
 type Wait = fn(&Mapping) -> i64;
 
 /// A child of the child, that ends when something comes.
-fn fork_who_waits(memory: &Mapping) -> i32 {
+fn fork_that_waits(memory: &Mapping) -> i32 {
     // SAFETY: the new process only waits and ends.
     unsafe {
         let child = libc::fork();
@@ -114,12 +114,12 @@ const ENDED_BY_US: [(i64, Wait); 10] = [
     (libc::SYS_epoll_wait, |memory| epoll(memory, NEVER)),
     (libc::SYS_epoll_pwait, epoll_without_mask),
     (libc::SYS_wait4, |memory| {
-        let child = fork_who_waits(memory);
+        let child = fork_that_waits(memory);
         // SAFETY: no status is asked for.
         i64::from(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } == child)
     }),
     (libc::SYS_waitid, |memory| {
-        let child = fork_who_waits(memory).unsigned_abs();
+        let child = fork_that_waits(memory).unsigned_abs();
         // SAFETY: the kernel writes one structure, for which zeroes are a value.
         unsafe {
             let mut end = std::mem::zeroed();
