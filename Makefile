@@ -1,6 +1,7 @@
 # Spillway: two commands set everything up on a fresh Debian-like machine: `make demo` and `make test`.
 #
 #   make demo    builds, runs real programs with embedded donors, shows the result (two to three minutes after the build)
+#   make quick   unit tests of the libraries, layout, prose and lints: after a build, and with no package but Rust's
 #   make test    the tests
 #   make bench   side-by-side comparisons, into bench/results/
 #   make soak    long runs of the failure tests (minutes each; SPILLWAY_SOAK_SECONDS sets their length), and what takes minutes in virtual machines
@@ -13,7 +14,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 PROFILE := --release
 
-.PHONY: demo test test-binaries bench soak package check vm-test vm-shell packages-demo packages-test packages-machines packages-bench
+.PHONY: demo quick test test-binaries bench soak package check vm-test vm-shell packages-demo packages-test packages-machines packages-bench
 
 demo: packages-demo
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
@@ -22,6 +23,11 @@ demo: packages-demo
 # The end-to-end tests run the binaries, which are built with them; tests in virtual machines go on beside them.
 test: packages-test
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/test
+
+# Unit tests that want a package say so and are skipped.
+quick:
+	PROPTEST_RNG_SEED=20261126 $(CARGO) test $(PROFILE) --workspace --lib --test layout --test tidy
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 # As `.ci/test` builds them: another choice of packages has other features, and all is built anew.
 test-binaries:
