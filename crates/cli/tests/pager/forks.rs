@@ -113,7 +113,7 @@ fn a_child_whose_parent_has_ended_is_found() {
     let options = ["--local", "24M", "--lend", "384M", "--slab-size", "4M"];
     for _ in 0..3 {
         let said = support::run(&mut stage.run(&options, &["/usr/bin/python3", "-c", DAEMON])).done("a daemon");
-        assert_eq!(said.text(), "2 1\n");
+        assert_eq!(said.text(), "2 1\n", "{} {:#}", said.errors, stage.statistics()["pager"]["failures"]);
     }
     stage.assert_clean();
 }
