@@ -179,7 +179,7 @@ impl Mapping {
     /// forbids it, this is an error for root, whose devices the whole machine may page to. An ordinary user has no
     /// such devices: his pages are present and not locked, as he is told for his whole process.
     ///
-    /// Where no page is free for it at the moment (EAGAIN), it tries again for [`LOCK_PATIENCE`].
+    /// Where no page is free for it at the moment (EAGAIN), it tries again for five seconds.
     pub fn lock(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {
