@@ -49,8 +49,6 @@ impl Survey {
             }
             if is_filtered {
                 failure = Some("it has a filter of system calls of its own".to_owned());
-            }
-            if failure.is_some() {
                 break;
             }
             self.attempts += 1;
@@ -63,7 +61,10 @@ impl Survey {
                 Err(TraceError::Gone) => {}
                 Err(TraceError::Forbidden) if has_ended(thread) => {}
                 Err(TraceError::NotStopped | TraceError::Another) => break,
-                Err(error) => failure = Some(error.to_string()),
+                Err(error) => {
+                    failure = Some(error.to_string());
+                    break;
+                }
             }
         }
         let Some(failure) = failure else { return };
