@@ -166,8 +166,8 @@ fn banned_in_names() -> impl Iterator<Item = &'static str> {
 
 /// The name that a line of Rust declares, with what stands beside it, in lower case.
 fn declared_name(line: &str) -> String {
-    let words = line.split_whitespace().skip_while(|word| !["fn", "const", "static", "mod"].contains(word));
-    words.skip(1).take(1).collect::<String>().to_lowercase()
+    let mut words = line.split_whitespace().skip_while(|word| !["fn", "const", "static", "mod"].contains(word));
+    words.nth(1).unwrap_or_default().to_lowercase()
 }
 
 #[test]

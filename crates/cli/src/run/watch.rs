@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_left_behind_keeps_its_budget_until_it_ends() {
+    fn a_program_left_behind_keeps_its_budget_until_it_ends() {
         let (needed, report) = (Needed(3.into()), Mutex::new(RunReport::default()));
         let mut budget = Budget::new("50%".parse().unwrap());
         wait_for_left_behind(&needed, &mut budget, &report, Instant::now(), &Interruption::default());

@@ -494,8 +494,8 @@ fn an_abandoned_read_touches_its_buffer_no_more() {
     pair.poll(Instant::now(), &mut |_| panic!("nothing was answered"));
     assert!(!pair.abandon(Tag(7)), "no such read");
     assert!(pair.abandon(Tag(0)) && pair.abandon(Tag(2)));
-    let of_another_user = vec![0x55; PAGES * PAGE];
-    [0, 2].into_iter().for_each(|slot| pool.memory().write(slot * PAGES * PAGE, &of_another_user));
+    let bytes_of_others = vec![0x55; PAGES * PAGE];
+    [0, 2].into_iter().for_each(|slot| pool.memory().write(slot * PAGES * PAGE, &bytes_of_others));
     go.send(()).unwrap();
     let ended = complete(&mut pair, 3);
     assert!(ended.iter().all(|ended| ended.result == Ok(())));

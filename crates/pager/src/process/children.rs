@@ -57,7 +57,7 @@ impl Survey {
             let spaces = family.iter().map(|(page_table, _)| *page_table);
             match family[0].1 {
                 Some(parent) => self.find_children(parent, spaces),
-                None => self.find_of_every_user(spaces, now),
+                None => self.find_among_all(spaces, now),
             }
         }
     }
@@ -101,7 +101,7 @@ impl Survey {
     }
 
     /// Finds those whose parent has ended: they are children of the process that adopts orphans.
-    fn find_of_every_user(&mut self, orphans: impl Iterator<Item = SpaceId>, now: Instant) {
+    fn find_among_all(&mut self, orphans: impl Iterator<Item = SpaceId>, now: Instant) {
         for orphan in orphans {
             let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == orphan);
             if let Some(tracked) = tracked.filter(|tracked| tracked.search.next_at <= now) {

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_comes_or_goes_between_walks_makes_them_begin_anew() {
+    fn a_program_that_comes_or_goes_between_walks_makes_them_begin_anew() {
         let mut shared = ForkSharedPages::default();
         let family = [member(1, 0, 1000), member(2, 0, 1000)];
         let mut now = Instant::now();
