@@ -36,7 +36,7 @@ use support::{PATIENCE, Served, pressure};
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
 
 /// Tests that run in the guest, one after the other.
-const IN_GUEST: [&str; 13] = [
+const IN_GUEST: [&str; 14] = [
     "several_threads_see_what_they_wrote_and_discards_read_as_zeroes",
     "requests_of_every_size_arrive_whole",
     "the_queue_is_set_up_for_paging",
@@ -48,6 +48,7 @@ const IN_GUEST: [&str; 13] = [
     "a_killed_server_leaves_errors_and_a_mendable_device",
     "a_killed_server_is_followed_by_another_under_load",
     "a_server_that_dies_with_every_slot_in_hand_is_followed",
+    "a_follower_that_dies_before_it_serves_is_followed",
     "a_device_that_waits_in_vain_is_deleted",
     "a_limited_program_swaps_and_survives_the_death_of_the_server",
 ];
@@ -283,6 +284,52 @@ fn a_server_that_dies_with_every_slot_in_hand_is_followed() {
     for reader in readers {
         reader.join().unwrap().unwrap();
     }
+    server.end();
+    await_devices(0);
+}
+
+/// The processes that [`a_follower_that_dies_before_it_serves_is_followed`] kills.
+fn take_over_and_serve(queues: usize) {
+    let identity = UblkIdentity { device_id: Order::take().device.parse().unwrap() };
+    let (_front, mut channels) = Ublk::recover(&support::ublk::recoverable(8 * MIB, 2), identity).unwrap();
+    for channel in channels.iter_mut().take(queues) {
+        assert!(matches!(channel.receive().unwrap(), Received::Nothing));
+    }
+    serve_until_told(&identity.device_id.to_string());
+}
+
+#[test]
+#[ignore = "runs as a process of its own, until it is killed"]
+fn take_over_and_serve_nothing() {
+    take_over_and_serve(0);
+}
+
+#[test]
+#[ignore = "runs as a process of its own, until it is killed"]
+fn take_over_and_serve_one_queue() {
+    take_over_and_serve(1);
+}
+
+/// Linux 6.12 keeps the queues for a follower that died before it served, and stops at a null pointer when only some
+/// queues have had a server.
+#[test]
+#[ignore = "runs in a guest"]
+fn a_follower_that_dies_before_it_serves_is_followed() {
+    let memory = Memfd::create("test", 8 * MIB).unwrap();
+    let mut server = ServerProcess::start(&memory, true, None);
+    let identity = identity(&server);
+    let _given_up = GivenUp(identity);
+    let file = open_direct(&identity.path());
+    let mut buffer = Aligned::new(4096);
+    buffer.write(&file, 0, &[7; 4096]);
+    server.kill();
+    for role in ["take_over_and_serve_nothing", "take_over_and_serve_one_queue", "take_over_and_serve_nothing"] {
+        ServerProcess::start_as(role, &memory, true, Some(&server.device)).kill();
+    }
+    server.follow(&memory);
+    file.read_exact_at(buffer.bytes(), 0).unwrap();
+    assert!(buffer.bytes().iter().all(|&byte| byte == 7));
+    drop(file);
     server.end();
     await_devices(0);
 }

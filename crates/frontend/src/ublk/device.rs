@@ -122,6 +122,9 @@ impl Ublk {
         if usize::from(info.queue_depth) > SLOTS_PER_THREAD_MAX || usize::from(info.queue_count) > THREADS_MAX {
             return Err(FrontEndError::Invalid(format!("{} has more slots than we use", identity.path().display())));
         }
+        if info.state == DeviceState::Quiesced {
+            complete_dead_server(&mut control, &info)?;
+        }
         await_release(&mut control, identity)?;
         let channels = channels(&info, config.size_bytes)?;
         Ok((Self { identity, is_recoverable: true, stage: Stage::Recovering }, channels))
@@ -309,23 +312,39 @@ fn check_size(config: &FrontEndConfig, identity: UblkIdentity) -> Result<(), Fro
 
 /// Waits until the kernel has noticed that the old server is gone, and readies the device for this one.
 fn await_release(control: &mut Control, identity: UblkIdentity) -> Result<(), FrontEndError> {
+    until_released(identity, "cannot take over", || control.start_recovery(identity.device_id, UBLK_COMMAND_DEADLINE))
+}
+
+/// Does what a process left undone that began a recovery and died before it served every queue. It may have opened the
+/// queues, which the kernel then keeps for it, or served some: the begin of the next recovery would be refused, or
+/// stop the kernel.
+fn complete_dead_server(control: &mut Control, info: &DeviceInfo) -> Result<(), FrontEndError> {
+    let features = control.features(UBLK_COMMAND_DEADLINE).map_err(explain("cannot ask the ublk driver"))?;
+    if features.contain(Features::QUIESCE) {
+        return Ok(());
+    }
+    let identity = UblkIdentity { device_id: info.device };
+    until_released(identity, "cannot open the queues of", || {
+        UblkDevice::open(info.device)?.serve_briefly(info.queue_count, info.queue_depth)
+    })
+}
+
+/// Repeats `attempt` while another process has the device.
+fn until_released(
+    identity: UblkIdentity,
+    context: &str,
+    mut attempt: impl FnMut() -> io::Result<()>,
+) -> Result<(), FrontEndError> {
     let give_up = Instant::now() + UBLK_RECOVERY_DEADLINE;
     loop {
-        match control.start_recovery(identity.device_id, UBLK_COMMAND_DEADLINE) {
-            Ok(()) => return Ok(()),
+        match attempt() {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < give_up => {
                 std::thread::sleep(DETACH_RETRY_INTERVAL);
             }
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                return Err(served(identity));
-            }
-            // Begun by a process that died before it served; the device is ready since.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(()),
-            Err(error) => {
-                return Err(FrontEndError::System {
-                    context: format!("cannot take over {}", identity.path().display()),
-                    source: error,
-                });
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(served(identity)),
+            result => {
+                let context = format!("{context} {}", identity.path().display());
+                return result.map_err(FrontEndError::system(context));
             }
         }
     }

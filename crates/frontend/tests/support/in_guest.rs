@@ -60,9 +60,14 @@ pub(crate) struct ServerProcess {
 impl ServerProcess {
     /// Starts one; with `device` it takes that one over.
     pub(crate) fn start(memory: &Memfd, recoverable: bool, device: Option<&str>) -> Self {
+        Self::start_as("serve_until_killed", memory, recoverable, device)
+    }
+
+    /// Starts the test `role` as a process of its own.
+    pub(crate) fn start_as(role: &str, memory: &Memfd, recoverable: bool, device: Option<&str>) -> Self {
         let descriptor = memory.as_fd().as_raw_fd();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
+            .args(["--exact", role, "--ignored", "--nocapture"])
             .env("SPILLWAY_TEST_MEMORY", format!("/proc/{}/fd/{descriptor}", std::process::id()))
             .env("SPILLWAY_TEST_RECOVERABLE", if recoverable { "yes" } else { "no" })
             .env("SPILLWAY_TEST_DEVICE", device.unwrap_or_default())

@@ -76,6 +76,9 @@ impl Features {
     pub const USER_RECOVERY: Self = Self(1 << 3);
     /// Requests that the dead server had in hand are given to the next one too.
     pub const USER_RECOVERY_REISSUE: Self = Self(1 << 4);
+    /// A server can be exchanged without its death. The driver came with Linux 6.16, and forgets a server when the
+    /// server's descriptor is closed.
+    pub const QUIESCE: Self = Self(1 << 12);
 
     /// Both sets.
     pub const fn and(self, other: Self) -> Self {

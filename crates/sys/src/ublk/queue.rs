@@ -22,7 +22,10 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::abi::{COMMIT_AND_FETCH, DESCRIPTOR_BYTES, Descriptor, FETCH, QUEUE_DEPTH_MAX, io_command};
 use crate::io_ring::{RingMemory, hand_over};
-use crate::mapping::PAGE_SIZE_BYTES;
+use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
+
+/// The driver cuts larger requests (`UBLK_MAX_IO_BYTES`).
+const SLOT_SIZE_BYTES_MAX: usize = 1 << 20;
 
 /// The only registered file: the character device.
 const REGISTERED_INDEX: u32 = 0;
@@ -54,6 +57,27 @@ impl UblkDevice {
             with_kernel_count: 0,
             unsubmitted: 0,
         })
+    }
+
+    /// Fetches every slot of all queues, `depth` each, and closes the device, which takes the slots back. The driver then
+    /// knows a server of each queue, and this server has ended. A slot that has a server refuses a second one, and
+    /// keeps the first.
+    ///
+    /// Linux before 6.16 needs this before the begin of a recovery, if a server may have died between the begin of an
+    /// earlier one and its last queue. Without the server of a queue, the driver refuses the begin, or follows a null
+    /// pointer (`ublk_ctrl_start_recovery` in `drivers/block/ublk_drv.c`).
+    pub fn serve_briefly(self, queue_count: u16, depth: u16) -> io::Result<()> {
+        let mut ring: IoUring = IoUring::builder().build(u32::from(queue_count) * u32::from(depth))?;
+        // No request is delivered before the end of a recovery. Should the driver use the buffer all the same, the buffer
+        // is there: this memory stays mapped, and takes no page.
+        let memory = std::mem::ManuallyDrop::new(Mapping::anonymous(SLOT_SIZE_BYTES_MAX)?);
+        for (number, slot) in (0..queue_count).flat_map(|number| (0..depth).map(move |slot| (number, slot))) {
+            let command = io_command(number, slot, 0, memory.address() as u64);
+            let entry = opcode::UringCmd16::new(types::Fd(self.file.as_raw_fd()), FETCH).cmd(command).build();
+            // SAFETY: the buffer is `memory`, which is never unmapped.
+            unsafe { ring.submission().push(&entry) }.expect("there is a place for every slot");
+        }
+        ring.submit().map(drop)
     }
 }
 
