@@ -462,3 +462,46 @@ fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_two_donors_at_
     }
     tell(&cluster.end());
 }
+
+/// No `--machine-limit` is given: what the first machine has above its share is asked back, and its pages stay exact.
+#[test]
+fn a_machine_that_has_all_memory_of_a_donor_gives_a_later_machine_its_share() {
+    const SLABS: u64 = 24;
+    if !is_root() {
+        return skip("root, for network namespaces");
+    }
+    let Some(stage) = Stage::set_alone(&["gcc", "ip", "nsenter"]) else { return };
+    let (verifier, key) = (stage.compile("verifier", &[]), stage.disk().join("key"));
+    ClusterKey::load_or_create(&key).expect("a key can be made");
+    let network = Network::new(3);
+    let mut donate = stage.spillway(&["donate", "--name", "d", "--memory", "96M", "--slab-size", "4M", "--listen"]);
+    donate.arg(address(0)).arg("--key").arg(&key);
+    let mut donor = Running::start(&mut network.on(0, &donate));
+    donor.wait_until("a donor to listen", || (!stage.sockets("d").is_empty()).then_some(()));
+    let start = |machine: usize| {
+        let mut command = stage.spillway(&["run", "--via", "pager", "--local", "16M", "--lend", "128M", "--slab-size"]);
+        command.args(["4M", "--transport", "tcp", "--redundancy", "disk", "--donor", &address(0), "--key"]).arg(&key);
+        command.arg("--backing").arg(stage.disk().join(format!("backing-{machine}")));
+        command.arg("--").arg(&verifier).args(["128", UNTIL_TOLD, "9"]);
+        Running::start(&mut network.on(machine, &command))
+    };
+    // Of each run, the slabs that it has at the donor, the most first.
+    let held = || {
+        let slabs = |run: &Value| run.pointer("/report/pager/device/donors/0/slabs")?.as_u64();
+        let mut held: Vec<u64> = stage.items("run").iter().filter_map(slabs).collect();
+        held.sort_unstable_by(|one, other| other.cmp(one));
+        held
+    };
+    let mut first = start(1);
+    first.wait_until("a machine to have most of the donor", || (*held().first()? >= SLABS - 4).then_some(()));
+    let mut second = start(2);
+    second.wait_until("another machine to have its share", || (*held().get(1)? >= SLABS / 3).then_some(()));
+    for running in [first, second] {
+        running.signal("USR1");
+        let said = running.end().done("a verifier");
+        assert!(said.text().contains("wrong 0"), "{}", said.text());
+    }
+    stage.wait_returned();
+    donor.signal("TERM");
+    donor.end().done("a donor");
+}

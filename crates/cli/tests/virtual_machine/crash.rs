@@ -23,6 +23,16 @@ pub(crate) fn kill_the_server(guest: &Guest, kill: u64) {
     ));
 }
 
+/// Kills some of the next serving processes as soon as each is there: while it takes the block device over.
+fn kill_followers(guest: &Guest) {
+    let area = guest.said("awk 'NR>1 { print $1 }' /proc/swaps");
+    let kill = "until kill -9 $(pgrep -f -- --kept) 2>/dev/null; do :; done";
+    guest.said(&format!("for kill in 1 2 3 4 5; do {kill}; done"));
+    kill_the_server(guest, KILLS + 6);
+    let devices = guest.said("ls -d /dev/ublkb* /dev/nbd*p* 2>/dev/null | wc -l");
+    assert!(devices.parse::<u32>().is_ok_and(|count| count <= 1), "{devices} block devices in place of {area}");
+}
+
 /// On front ends whose block devices outlive their processes. Every page has a second copy, because in an emulated
 /// guest a donor may get no processor for two seconds, and is given up.
 fn swap_goes_on(front_end: FrontEnd, redundancy: &str) {
@@ -41,6 +51,7 @@ fn swap_goes_on(front_end: FrontEnd, redundancy: &str) {
         // Paging goes on for a while.
         std::thread::sleep(Duration::from_secs(1));
     }
+    kill_followers(&guest);
     end_paging(&guest, &programs);
     let device = guest.device();
     assert_eq!(device["pages_lost"], 0, "{device:#}");
