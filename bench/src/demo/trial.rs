@@ -88,7 +88,8 @@ impl<'shop> Trials<'shop> {
     /// Whether this machine lets the pager work; an error that says what it lacks otherwise.
     pub fn try_pager(&self) -> Result<(), HarnessError> {
         let mut command = Command::new(self.shop.product()?.binary());
-        command.args(["run", "--via", "pager", "--local", "16M", "--lend", "64M", "--own-donors", "1", "--", "true"]);
+        command.args(["run", "--via", "pager", "--local", "16M", "--lend", "64M", "--", "true"]);
+        command.env("SPILLWAY_OWN_DONORS", "1");
         tool::run_command(&mut command, START_DEADLINE, &self.shop.interrupt)
             .map(drop)
             .map_err(|error| if error.is_interrupt() { error } else { HarnessError::Missing(error.to_string()) })

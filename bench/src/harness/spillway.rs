@@ -406,7 +406,7 @@ impl Spillway {
             command.args(["--mapping", mapping]);
         }
         if let Some(when) = storage.keep_awake {
-            command.args(["--keep-awake", when]);
+            command.env("SPILLWAY_KEEP_AWAKE", when);
         }
         if let Some(front_end) = storage.front_end {
             command.args(["--frontend", front_end]);
@@ -511,7 +511,8 @@ impl Spillway {
     /// `size` of recorded faults of a program that works for so long with all memory local.
     pub fn size_of_trace(&self, trace: &Path, work_seconds: f64) -> Command {
         let mut command = bound(&self.binary);
-        command.args(["size", "--json", "--work-seconds", &work_seconds.to_string(), "--trace"]).arg(trace);
+        command.env("SPILLWAY_WORK_SECONDS", work_seconds.to_string());
+        command.args(["size", "--json", "--trace"]).arg(trace);
         command
     }
 

@@ -3,7 +3,7 @@
 //! | subject | what it is |
 //! |---|---|
 //! | spillway shm, spillway tcp | the product, its donor on this machine, by shared memory or loopback TCP |
-//! | spillway shm, CPUs may sleep | the same as the first, idle CPUs left to the kernel (`--keep-awake never`) |
+//! | spillway shm, CPUs may sleep | the same as the first, idle CPUs left to the kernel (`SPILLWAY_KEEP_AWAKE=never`) |
 //! | spillway local | its front end over its own memory: the yardstick for what the fabric adds |
 //! | nbdkit | `nbdkit memory` through `nbdfuse` and a loop device: the same way into the kernel by public parts |
 //! | nbdkit, CPUs kept awake | the same while this program keeps idle CPUs awake, as the product does during bursts |

@@ -73,7 +73,6 @@ mod web_server;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
@@ -110,7 +109,7 @@ fn main() -> ExitCode {
         say!("spillway: dumps of this process, which has keys and pages of programs, cannot be forbidden: {error}");
     }
     log_writer::start();
-    match execute(Arguments::parse().command, io_flusher) {
+    match execute(Arguments::read().command, io_flusher) {
         Ok(ending) => end(ending),
         Err(failure) => {
             let failed = output::shown(&failure.to_string());

@@ -10,10 +10,11 @@ pub(crate) mod status;
 pub(crate) mod top;
 pub(crate) mod trace;
 mod values;
+mod variables;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
@@ -33,6 +34,7 @@ use self::trace::TraceCommand;
 use self::values::{connections, device_size, slab_size};
 use crate::limits;
 use crate::machine_weight::MachineWeight;
+use crate::output::say;
 use crate::sandbox::SandboxChoice;
 use crate::size::Size;
 
@@ -43,6 +45,18 @@ pub(crate) struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Arguments {
+    /// What the user typed; options that the help no longer has are named with what takes their place.
+    pub(crate) fn read() -> Self {
+        let mut command = Self::command();
+        let matches = command.get_matches_mut();
+        for warning in variables::warnings(&command, &matches) {
+            say!("spillway: {warning}");
+        }
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
 }
 
 /// The subcommands.
@@ -142,11 +156,11 @@ pub(crate) struct StorageArguments {
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) seal: SealChoice,
     /// Whether pages that are not sealed have a checksum: on or off
-    #[arg(long, value_name = "WHEN", default_value_t)]
+    #[arg(long, value_name = "WHEN", hide = true, env = "SPILLWAY_CHECK", default_value_t)]
     pub(crate) check: CheckChoice,
     /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or
     /// never
-    #[arg(long, value_name = "WHEN", default_value_t)]
+    #[arg(long, value_name = "WHEN", hide = true, env = "SPILLWAY_KEEP_AWAKE", default_value_t)]
     pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
     #[arg(long, value_name = "KIND", default_value_t)]
@@ -222,8 +236,9 @@ pub(crate) struct SwapOnArguments {
     /// Swap priority [default: above every area that is on]
     #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(limits::SWAP_PRIORITY_MAX)))]
     pub(crate) priority: Option<i32>,
-    /// Which pages come from swap before programs fault on them; all but kernel set vm.page-cluster to 0 until swap off
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t)]
+    /// Which pages come before programs fault on them; over swap, all but kernel set vm.page-cluster to 0 meanwhile
+    /// [default: kernel over swap, streams with --via pager]
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t, hide_default_value = true)]
     pub(crate) prefetch: PrefetchChoice,
     /// Prefetch for the processes in this memory cgroup, given by its directory; repeat it for more [default: for all]
     #[arg(long = "prefetch-cgroup", value_name = "DIRECTORY")]
@@ -309,7 +324,7 @@ pub(crate) struct DonateArguments {
     /// ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
-    /// Slabs to prepare in advance are of this size
+    /// Unit of lending, a power of two
     #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
     pub(crate) slab_size: Size,
     /// Memory to lend at most to all devices and runs of one machine [default: all, until others need their share]
@@ -405,11 +420,14 @@ pub(crate) struct GenerateArguments {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use std::collections::HashSet;
 
     use super::run::Via;
     use super::*;
     use crate::size::LocalBudget;
+
+    /// What a user can be asked to learn.
+    const OPTIONS_MAX: usize = 70;
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
         Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command)
@@ -426,18 +444,19 @@ mod tests {
         let folders = [documents.join("decisions"), documents].map(|folder| std::fs::read_dir(folder).unwrap());
         let files = folders.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
         let text: String = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
-        let (mut commands, mut count) = (vec![Arguments::command()], 0);
+        let (mut commands, mut known) = (vec![Arguments::command()], HashSet::new());
         while let Some(command) = commands.pop() {
-            let options = command.get_arguments().filter(|option| !option.is_hide_set());
-            for name in options.filter_map(|option| option.get_long()) {
+            for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+                let Some(name) = option.get_long() else { continue };
                 let ends = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '-');
                 let is_told = text.split(&format!("--{name}")).skip(1).any(ends);
                 assert!(is_told, "no document tells of --{name} of {}", command.get_name());
-                count += 1;
+                known.insert((name.to_owned(), option.get_help().map(ToString::to_string)));
             }
             commands.extend(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
         }
-        assert!(count > 100, "only {count} options were found");
+        // An option that several commands share, with the same words, is learned once.
+        assert!((60..=OPTIONS_MAX).contains(&known.len()), "{} options: {known:#?}", known.len());
     }
 
     #[test]

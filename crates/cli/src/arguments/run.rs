@@ -41,8 +41,7 @@ pub(crate) enum PrefetchChoice {
     Streams,
     /// By Leap's majority trend, for each thread
     Leap,
-    /// By Leap's majority trend, for all threads of a process together: to compare with
-    #[value(hide = true)]
+    /// By Leap's majority trend, for all threads of a process together: Leap as published
     LeapProcess,
     /// The rest of a block of 4 KiB to 2 MiB, which grows and shrinks with its use
     Elastic,
@@ -133,22 +132,23 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "RATE", value_parser = bandwidth)]
     pub(crate) bandwidth: Option<Size>,
     /// Donors to start on this machine when none is named
-    #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
+    #[arg(long, value_name = "COUNT", hide = true, env = "SPILLWAY_OWN_DONORS", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
     pub(crate) own_donors: usize,
     /// Threads of the pager that answer page faults; each has a connection to every donor [default: by the number of
     /// CPUs]
-    #[arg(long, value_name = "COUNT", value_parser = fault_threads)]
+    #[arg(long, value_name = "COUNT", hide = true, env = "SPILLWAY_FAULT_THREADS", value_parser = fault_threads)]
     pub(crate) fault_threads: Option<usize>,
-    /// Which pages come before the program faults on them [default: kernel with --via swap, streams with --via pager]
+    /// Which pages come before programs fault on them; over swap, all but kernel set vm.page-cluster to 0 meanwhile
+    /// [default: kernel over swap, streams with --via pager]
     #[arg(long, value_name = "POLICY", value_enum)]
     pub(crate) prefetch: Option<PrefetchChoice>,
     /// Whether pages that came before the program asked for them, and that it has used, leave before others [default:
     /// yes, with --via pager]
-    #[arg(long, value_name = "WHETHER", value_enum)]
+    #[arg(long, value_name = "WHETHER", hide = true, env = "SPILLWAY_EAGER_EVICTION", value_enum)]
     pub(crate) eager_eviction: Option<RunEagerEviction>,
     /// Whether a program gets huge pages back that it lost to paging, once all their pages are there again [default:
     /// no, with --via pager]
-    #[arg(long, value_name = "WHETHER", value_enum)]
+    #[arg(long, value_name = "WHETHER", hide = true, env = "SPILLWAY_HUGE_PAGES", value_enum)]
     pub(crate) huge_pages: Option<RunHugePages>,
     /// An experiment: shared memory whose pages leave too; the kernel writes to such pages on its own behalf where a
     /// program uses devices in ways that the run cannot see, see docs/pager-programs.md [default: none]

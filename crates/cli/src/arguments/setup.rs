@@ -24,7 +24,7 @@ pub(crate) struct SetupArguments {
     /// the first of them
     #[arg(long, value_name = "FILE|-|new")]
     pub(crate) key: Option<String>,
-    /// Where copies of borrowed pages live: disk, none, replicas=N or disk+replicas=N [default: disk]
+    /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
     #[arg(long, value_name = "COPIES")]
     pub(crate) redundancy: Option<Redundancy>,
     /// The cluster's name, the same on every machine

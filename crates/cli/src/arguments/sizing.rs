@@ -24,22 +24,23 @@ pub(crate) struct SizingArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// With --trace: how long the program works with all memory local [default: as long as was recorded]
-    #[arg(long, value_name = "SECONDS", requires = "trace", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", hide = true, env = "SPILLWAY_WORK_SECONDS", requires = "trace", value_parser = seconds)]
     pub(crate) work_seconds: Option<f64>,
     /// Run the program five times, by itself and with 100, 75, 50 and 25 % of its memory local, and say how long it
-    /// took each time; nothing is predicted. Each has an empty standard input, the output is that of the first
+    /// took each time, with --donor, --redundancy, --key and --via as of `run`; nothing is predicted. Each has an empty standard input, the output is that of the first
     #[arg(long, requires = "program", conflicts_with_all = ["seconds", "page_in_us"])]
     pub(crate) measure: bool,
-    /// With --measure: a donor, as of `run`; repeat it for more [default: as of `run`]
+    /// A donor: HOST:PORT or unix:/PATH; repeat it for more
     #[arg(long = "donor", value_name = "ADDRESS", requires = "measure")]
     pub(crate) donors: Vec<DonorAddress>,
-    /// With --measure: where copies live, as of `run`
+    /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
     #[arg(long, value_name = "COPIES", requires = "measure")]
     pub(crate) redundancy: Option<Redundancy>,
-    /// With --measure: the cluster key, as of `run`
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root
+    /// ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub(crate) key: Option<PathBuf>,
-    /// With --measure: how memory reaches the program, as of `run` [default: auto]
+    /// How memory reaches the program
     #[arg(long, value_enum, requires = "measure")]
     pub(crate) via: Option<Via>,
     /// How long to look at most [default: until the program ends, or 30 with --pid and --cgroup]

@@ -13,10 +13,10 @@ pub(crate) struct TopArguments {
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value_t)]
     pub(crate) interval: Interval,
-    /// Print one picture as text and end; with --json one line
+    /// Print one picture as text and end; with --json one line, where there is else one for each look
     #[arg(long)]
     pub(crate) once: bool,
-    /// Print a line of JSON for each look, instead of a picture
+    /// Print JSON on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -230,7 +230,7 @@ fn redundancy(storage: &StorageArguments, own_donors: usize, local_memory: bool)
     let donors = own_donors.max(storage.donors.len());
     if usize::from(redundancy.replicas) > donors.max(1) {
         return Err(Failure::Usage(format!(
-            "{redundancy} needs {} donors and there are {donors}; name more with --donor, or raise --own-donors",
+            "{redundancy} needs {} donors and there are {donors}; name more with --donor",
             redundancy.replicas
         )));
     }

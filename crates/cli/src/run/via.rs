@@ -54,10 +54,10 @@ fn options_of(way: Way, arguments: &RunArguments) -> Option<&'static str> {
     let storage = &arguments.storage;
     let options: &[(bool, &str)] = match way {
         Way::Pager => &[
-            (arguments.fault_threads.is_some(), "--fault-threads"),
+            (arguments.fault_threads.is_some(), "SPILLWAY_FAULT_THREADS"),
             (arguments.shared_memory.is_some(), "--shared-memory"),
-            (arguments.eager_eviction.is_some(), "--eager-eviction"),
-            (arguments.huge_pages.is_some(), "--huge-pages"),
+            (arguments.eager_eviction.is_some(), "SPILLWAY_EAGER_EVICTION"),
+            (arguments.huge_pages.is_some(), "SPILLWAY_HUGE_PAGES"),
         ],
         Way::Swap => &[
             (storage.frontend != FrontEndChoice::Auto, "--frontend"),
@@ -219,7 +219,10 @@ mod tests {
             let failure = checked(way, option).unwrap_err();
             let text = failure.to_string();
             assert_eq!(failure.exit_status(), 2);
-            assert!(text.contains(option.split(' ').next().unwrap()) && text.contains(instead), "{text}");
+            let variable =
+                option.split(' ').next().unwrap().replace("--", "SPILLWAY_").replace('-', "_").to_uppercase();
+            let is_named = text.contains(option.split(' ').next().unwrap()) || text.contains(&variable);
+            assert!(is_named && text.contains(instead), "{text}");
         }
     }
 

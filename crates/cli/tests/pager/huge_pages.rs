@@ -1,4 +1,4 @@
-//! Huge pages given back (`run --huge-pages yes`): memory that leaves, comes back and is huge again, word by word, with
+//! Huge pages given back (`SPILLWAY_HUGE_PAGES=yes`): memory that leaves, comes back and is huge again, word by word, with
 //! forks and with a donor that is killed meanwhile.
 
 use std::fs;
@@ -37,8 +37,10 @@ fn end(stage: &Stage, running: Running) -> Value {
 fn memory_that_came_back_has_huge_pages_again() {
     let Some(stage) = stage() else { return };
     let program = stage.compile("huge", &[]);
-    let options = ["--local", "80M", "--lend", "256M", "--slab-size", "4M", "--huge-pages", "yes"];
-    let running = Running::start(&mut stage.run(&options, &[program.to_str().unwrap(), "64", "check"]));
+    let options = ["--local", "80M", "--lend", "256M", "--slab-size", "4M"];
+    let running = Running::start(
+        stage.run(&options, &[program.to_str().unwrap(), "64", "check"]).env("SPILLWAY_HUGE_PAGES", "yes"),
+    );
     end(&stage, running);
 }
 
@@ -46,8 +48,10 @@ fn memory_that_came_back_has_huge_pages_again() {
 fn children_read_and_write_huge_pages_that_were_given_back() {
     let Some(stage) = stage() else { return };
     let program = stage.compile("huge", &[]);
-    let options = ["--local", "160M", "--lend", "384M", "--slab-size", "4M", "--huge-pages", "yes"];
-    let running = Running::start(&mut stage.run(&options, &[program.to_str().unwrap(), "64", "check", "forks"]));
+    let options = ["--local", "160M", "--lend", "384M", "--slab-size", "4M"];
+    let running = Running::start(
+        stage.run(&options, &[program.to_str().unwrap(), "64", "check", "forks"]).env("SPILLWAY_HUGE_PAGES", "yes"),
+    );
     end(&stage, running);
 }
 
@@ -59,10 +63,12 @@ fn a_donor_that_is_killed_takes_no_page_of_a_huge_page_along() {
         stage.donor("256M");
     });
     let donors = stage.donor_options();
-    let mut options = vec!["--local", "80M", "--lend", "192M", "--slab-size", "4M", "--huge-pages", "yes"];
+    let mut options = vec!["--local", "80M", "--lend", "192M", "--slab-size", "4M"];
     options.extend(["--key", "none", "--redundancy", "replicas=2"]);
     options.extend(donors.iter().map(String::as_str));
-    let mut running = Running::start(&mut stage.run(&options, &[program.to_str().unwrap(), "64", "check"]));
+    let mut running = Running::start(
+        stage.run(&options, &[program.to_str().unwrap(), "64", "check"]).env("SPILLWAY_HUGE_PAGES", "yes"),
+    );
     running.wait_until("pages at donors", || {
         let out = stage.items("run").first()?.pointer("/report/pager/pager/pages_out_dirty")?.as_u64()?;
         (out > 2000).then_some(())
