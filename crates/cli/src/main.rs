@@ -20,6 +20,7 @@
 
 mod agent;
 mod arguments;
+mod as_typed;
 mod bandwidth_report;
 mod budget;
 mod callers_preload;

@@ -71,7 +71,7 @@ pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Red
 #[derive(Debug, Default)]
 pub(crate) struct OwnDonors {
     children: Vec<Child>,
-    addresses: Vec<String>,
+    addresses: Vec<DonorAddress>,
 }
 
 impl OwnDonors {
@@ -93,7 +93,7 @@ impl OwnDonors {
                 spawn(plan, &name, &socket, &log).map_err(|error| Failure::during("starting a donor", error))?;
             answers.push((child.stdout.take(), log));
             donors.children.push(child);
-            donors.addresses.push(DonorAddress::Unix(socket).to_string());
+            donors.addresses.push(DonorAddress::Unix(socket));
         }
         for (stdout, log) in answers {
             let stdout = stdout.ok_or_else(|| Failure::failed("a donor has no standard output"))?;
@@ -103,7 +103,7 @@ impl OwnDonors {
     }
 
     /// Where the device reaches the donors.
-    pub(crate) fn addresses(&self) -> &[String] {
+    pub(crate) fn addresses(&self) -> &[DonorAddress] {
         &self.addresses
     }
 

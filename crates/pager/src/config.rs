@@ -2,20 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use spillway_block::cpu_idle::KeepAwake;
-use spillway_fabric::address::DonorAddress;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use crate::error::PagerError;
 use crate::fault::recording::RecordingConfig;
@@ -25,30 +18,10 @@ use crate::mappings::staying_kinds::SharedMemoryKinds;
 /// How to start a pager.
 #[derive(Clone, Debug)]
 pub struct PagerConfig {
-    /// Shows in status and at donors; letters, digits and dashes.
-    pub name: String,
-    /// Donors to borrow from.
-    pub donors: Vec<DonorAddress>,
-    /// The cluster key file; `None` reaches only donors without a key (loopback and UNIX sockets).
-    pub key_file: Option<PathBuf>,
-    /// Where copies of a page live.
-    pub redundancy: Redundancy,
-    /// The backing file for `redundancy.disk`.
-    pub backing: Option<PathBuf>,
-    /// Most bytes of pages a second, both directions together; `None`: no bound.
-    pub bandwidth_bytes_per_second: Option<u64>,
-    /// How pages travel.
-    pub transport: TransportChoice,
-    /// Whether pages are sealed.
-    pub seal: SealChoice,
-    /// Whether pages that are not sealed are checked.
-    pub check: CheckChoice,
+    /// The volume behind the pager. Its size is what programs may have outside local memory.
+    pub volume: VolumeConfig,
     /// When idle CPUs are kept awake.
     pub keep_awake: KeepAwake,
-    /// Bytes of a slab.
-    pub slab_size_bytes: u64,
-    /// Bytes that programs may have outside local memory; rounded up to whole slabs.
-    pub lent_bytes_max: u64,
     /// Bytes of local memory for all programs together.
     pub budget_bytes: u64,
     /// A directory of this run alone; the sockets for hellos are made in it. Any user that a program becomes must be
@@ -59,8 +32,6 @@ pub struct PagerConfig {
     pub token: u64,
     /// The library that programs load (`LD_PRELOAD`).
     pub preload: PathBuf,
-    /// How long to wait at the start for the first donor.
-    pub donor_wait: Duration,
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and
     /// wait until all of their pages are back ([`spillway_sys::call_notices`]).
     pub programs_fork: bool,
@@ -75,8 +46,6 @@ pub struct PagerConfig {
     pub prefetch: PrefetchPolicy,
     /// When pages leave that came along and were used.
     pub eager_eviction: EagerEviction,
-    /// What is put around queue pairs to donors: nothing, but in measurements.
-    pub wrapper: QueuePairWrapper,
     /// The faults to record, if any.
     pub recording: Option<RecordingConfig>,
     /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is
@@ -115,26 +84,5 @@ impl PagerConfig {
             return Err(PagerError::Missing { path: path.clone() });
         }
         Ok(())
-    }
-
-    /// The volume behind the pager.
-    pub(crate) fn volume(&self) -> VolumeConfig {
-        VolumeConfig {
-            name: self.name.clone(),
-            size_bytes: self.lent_bytes_max,
-            slab_size_bytes: self.slab_size_bytes,
-            donors: self.donors.clone(),
-            key_file: self.key_file.clone(),
-            redundancy: self.redundancy,
-            mapping: MappingPolicy::OnDemand,
-            transport: self.transport,
-            seal: self.seal,
-            check: self.check,
-            backing: self.backing.clone(),
-            fill_backing: false,
-            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
-            donor_wait: self.donor_wait,
-            wrapper: self.wrapper.clone(),
-        }
     }
 }

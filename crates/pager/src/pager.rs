@@ -22,7 +22,6 @@ use spillway_sys::guardian::Guardian;
 use spillway_volume::health;
 use spillway_volume::protection::ProtectionKind;
 use spillway_volume::running::{Prerequisites, RunningVolume};
-use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 
@@ -56,7 +55,6 @@ use crate::threads::lock::lock;
 /// A running pager. Dropping it stops it; programs must have ended by then.
 pub struct Pager {
     config: PagerConfig,
-    volume_config: VolumeConfig,
     metrics: Arc<Metrics>,
     shared: Arc<PagerState>,
     threads: Vec<JoinHandle<()>>,
@@ -113,7 +111,7 @@ impl Pager {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
-        let (pool, slots) = make_write_back_pool(config.budget_bytes, config.volume().protection()).map_err(system())?;
+        let (pool, slots) = make_write_back_pool(config.budget_bytes, config.volume.protection()).map_err(system())?;
         let head = Head::create(&address, Survey::features_in_advance(config.programs_fork)).map_err(system())?;
         // Early, before there are threads, and while there is little that it would have a copy of. It finds programs
         // by the head too: a child that was forked a moment ago is in no list.
@@ -124,13 +122,12 @@ impl Pager {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let fault_threads = config.fault_threads.unwrap_or_else(|| fault_threads(cpus));
         let pools = make_pools(fault_threads, &pool).map_err(system())?;
-        let volume_config = config.volume();
-        let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
+        let state = DeviceState::open(DeviceState::memory(&config.volume)?, &config.volume)?;
         let metrics = Arc::new(Metrics::default());
         let (mut engines, remote) = RunningVolume::start(
-            &volume_config,
+            &config.volume,
             &state,
-            Prerequisites::find(&volume_config, &state)?,
+            Prerequisites::find(&config.volume, &state)?,
             Duration::ZERO,
             &metrics,
             &pools,
@@ -146,10 +143,9 @@ impl Pager {
         shared.recording = config.recording.map(|recording| FaultRecording::new(recording, Instant::now()));
         let shared = Arc::new(shared);
         let donors_missing = Vec::new();
-        let mut pager =
-            Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
+        let mut pager = Self { config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
         let remote = pager.remote.as_ref().expect("just made");
-        pager.donors_missing = remote.await_donors(pager.config.donor_wait, false)?;
+        pager.donors_missing = remote.await_donors(pager.config.volume.donor_wait, false)?;
         let writer = engines.pop().expect("an engine for each pool");
         let shared = &pager.shared;
         let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
@@ -253,20 +249,20 @@ impl Pager {
     /// What is going on, with the volume behind the pager.
     pub fn status(&self) -> PagerStatus {
         let mut device = DeviceStatus {
-            name: self.config.name.clone(),
+            name: self.config.volume.name.clone(),
             path: self.config.socket().display().to_string(),
             frontend: "pager (userfaultfd)".to_owned(),
-            size_bytes: self.volume_config.size_bytes,
-            slab_size_bytes: self.volume_config.slab_size_bytes,
-            redundancy: self.volume_config.redundancy.to_string(),
-            mapping: self.volume_config.mapping.to_string(),
+            size_bytes: self.config.volume.size_bytes,
+            slab_size_bytes: self.config.volume.slab_size_bytes,
+            redundancy: self.config.volume.redundancy.to_string(),
+            mapping: self.config.volume.mapping.to_string(),
             traffic: self.metrics.status(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
             device.failure = remote.device_failure().reason();
-            remote.describe(&self.volume_config, &mut device);
-            device.health = health::summarise(&device, usize::from(self.volume_config.redundancy.replicas));
+            remote.describe(&self.config.volume, &mut device);
+            device.health = health::summarise(&device, usize::from(self.config.volume.redundancy.replicas));
         }
         PagerStatus { device, pager: self.statistics() }
     }

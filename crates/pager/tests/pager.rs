@@ -21,6 +21,8 @@ use spillway_pager::pager::Pager;
 use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
@@ -71,30 +73,34 @@ impl World {
         let preload = directory.path().join("libspillway.so");
         std::fs::write(&preload, spillway_stub::LIBRARY).unwrap();
         let pager = Pager::start(PagerConfig {
-            bandwidth_bytes_per_second: None,
-            name: "pager-test".to_owned(),
-            donors: vec![format!("unix:{}", socket.display()).parse().unwrap()],
-            key_file: None,
-            redundancy: Redundancy::NONE,
-            backing: None,
-            transport: TransportChoice::Auto,
-            seal,
-            check: CheckChoice::On,
+            volume: VolumeConfig {
+                name: "pager-test".to_owned(),
+                size_bytes: 1024 * MEBIBYTE,
+                slab_size_bytes: 32 * MEBIBYTE,
+                donors: vec![format!("unix:{}", socket.display()).parse().unwrap()],
+                key_file: None,
+                redundancy: Redundancy::NONE,
+                mapping: MappingPolicy::OnDemand,
+                transport: TransportChoice::Auto,
+                seal,
+                check: CheckChoice::On,
+                backing: None,
+                fill_backing: false,
+                bandwidth_bytes_per_second: None,
+                donor_wait: Duration::from_secs(20),
+                wrapper: QueuePairWrapper::default(),
+            },
             keep_awake: KeepAwake::default(),
-            slab_size_bytes: 32 * MEBIBYTE,
-            lent_bytes_max: 1024 * MEBIBYTE,
             budget_bytes: budget_mebibytes * MEBIBYTE,
             directory: directory.path().to_owned(),
             token: 0x5eed,
             preload,
-            donor_wait: Duration::from_secs(20),
             programs_fork: true,
             shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: PrefetchPolicy::default(),
             huge_pages: false,
             eager_eviction: EagerEviction::default(),
-            wrapper: QueuePairWrapper::default(),
             recording: None,
             mender: Vec::new(),
         })

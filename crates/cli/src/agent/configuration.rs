@@ -4,11 +4,9 @@
 //! is a mistake, and is named: a typing error must not become a default.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
@@ -22,6 +20,7 @@ use spillway_volume::settings::transport::TransportChoice;
 use super::cluster::role::ClusterRole;
 use crate::arguments::run::PrefetchChoice;
 use crate::arguments::{DonateArguments, OutputArguments};
+use crate::as_typed;
 use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;
@@ -148,22 +147,22 @@ pub(crate) struct BorrowerRole {
     #[serde(default, deserialize_with = "redundancy")]
     pub(crate) redundancy: Option<Redundancy>,
     /// When slabs get their donor.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) mapping: MappingPolicy,
     /// How pages travel.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) transport: TransportChoice,
     /// Whether pages are sealed.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) seal: SealChoice,
     /// Whether pages that are not sealed are checked.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) check: CheckChoice,
     /// When idle CPUs are kept awake.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device.
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "as_typed")]
     pub(crate) frontend: FrontEndChoice,
     /// The backing file.
     pub(crate) backing: Option<PathBuf>,
@@ -219,11 +218,6 @@ fn default_slab_size() -> Size {
 fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
-}
-
-/// A setting that is written as on the command line.
-fn word<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 /// One device, or tables that name one each.

@@ -7,6 +7,7 @@ use super::launch::{RunningDevice, launch};
 use super::prefetch::plan::PrefetchPlan;
 use super::records::LaunchedDevice;
 use super::storage;
+use super::storage::StorageSettings;
 use crate::arguments::{
     DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
 };
@@ -165,31 +166,13 @@ fn launched(
     } else {
         None
     };
-    let backing = storage::backing(storage, redundancy, name, size_bytes)?;
+    let key_file = if arguments.local_memory || needs_own { None } else { storage::key_file(storage.key.as_deref()) };
     Ok(LaunchedDevice {
         name: name.to_owned(),
-        size_bytes,
-        slab_size_bytes,
-        donors: donors.iter().map(ToString::to_string).collect(),
-        follows: storage.follows.clone(),
-        key_file: if arguments.local_memory || own_donors.is_some() {
-            None
-        } else {
-            storage::key_file(storage.key.as_deref())
-        },
+        storage: StorageSettings::decide(storage, name, size_bytes, redundancy, key_file)?,
         own_donors,
-        redundancy: redundancy.to_string(),
-        backing: backing.as_ref().map(|choice| choice.path.clone()),
-        backing_temporary: backing.is_some_and(|choice| choice.temporary),
-        mapping: storage.mapping.to_string(),
-        transport: storage.transport.to_string(),
-        seal: storage.seal.to_string(),
-        check: storage.check.to_string(),
-        keep_awake: storage.keep_awake.to_string(),
-        frontend: storage.frontend.to_string(),
-        listen: serving.listen.iter().map(ToString::to_string).collect(),
+        listen: serving.listen.clone(),
         insecure_listen: serving.insecure_listen,
-        bandwidth_bytes_per_second: None,
         connections: serving.connections,
         local_memory: arguments.local_memory,
         machine_swap: matches!(purpose, Purpose::Swap(_)),

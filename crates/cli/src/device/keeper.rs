@@ -117,7 +117,7 @@ impl Keeper {
         let memory = if launched.local_memory {
             None
         } else {
-            Some(KeptMemory::make(&serve::config(&launched)?.volume).map_err(Failure::failed)?)
+            Some(KeptMemory::make(&serve::config(&launched).volume).map_err(Failure::failed)?)
         };
         let prefetching = launched.prefetch.as_ref();
         let prefetching = prefetching.map(|plan| KeptPrefetching::new(plan, entry.path(), &mut notes));
@@ -268,16 +268,16 @@ impl Keeper {
         let path = DeviceRecord::read(self.entry.path()).and_then(|record| record.path).unwrap_or_default();
         DeviceReport {
             run: self.launched.run.clone(),
-            follows: self.launched.follows.clone(),
+            follows: self.launched.storage.follows.clone(),
             notes: self.notes.clone(),
             given_up: true,
             prefetch: None,
             device: DeviceStatus {
                 name: self.launched.name.clone(),
                 path: path.display().to_string(),
-                size_bytes: self.launched.size_bytes,
-                slab_size_bytes: self.launched.slab_size_bytes,
-                redundancy: self.launched.redundancy.clone(),
+                size_bytes: self.launched.storage.size_bytes,
+                slab_size_bytes: self.launched.storage.slab_size_bytes,
+                redundancy: self.launched.storage.redundancy.to_string(),
                 health,
                 ..DeviceStatus::default()
             },
@@ -337,8 +337,7 @@ fn with_own_donors(launched: &LaunchedDevice, entry: &Entry) -> Result<(Launched
     let Some(plan) = &launched.own_donors else { return Ok((launched.clone(), None)) };
     let prefix = format!("device-{}-", std::process::id());
     let own = OwnDonors::start(plan, &prefix, entry.path(), &|| Ok(()))?;
-    let donors = launched.donors.iter().chain(own.addresses()).cloned().collect();
-    Ok((LaunchedDevice { donors, ..launched.clone() }, Some(own)))
+    Ok((LaunchedDevice { storage: launched.storage.with_own(&own), ..launched.clone() }, Some(own)))
 }
 
 fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {

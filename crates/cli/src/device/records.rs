@@ -9,11 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_sys::mount_point::GuardedPlace;
 use spillway_sys::own_files;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::plan::PrefetchPlan;
+use super::storage::StorageSettings;
+use crate::as_typed;
 use crate::own_donors::OwnDonorsPlan;
 use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Found, Kind, Registry};
@@ -23,45 +26,17 @@ use crate::registry::{Found, Kind, Registry};
 pub(crate) struct LaunchedDevice {
     /// Its name.
     pub(crate) name: String,
-    /// Bytes of the device.
-    pub(crate) size_bytes: u64,
-    /// Bytes of a slab.
-    pub(crate) slab_size_bytes: u64,
-    /// Donors' addresses.
-    pub(crate) donors: Vec<String>,
-    /// The cluster whose donors these are, and later ones too.
-    #[serde(default)]
-    pub(crate) follows: Option<String>,
+    /// Where its pages go.
+    #[serde(flatten)]
+    pub(crate) storage: StorageSettings,
     /// Donors of its own that its keeper starts.
     #[serde(default)]
     pub(crate) own_donors: Option<OwnDonorsPlan>,
-    /// The cluster key file.
-    pub(crate) key_file: Option<PathBuf>,
-    /// The setting for copies.
-    pub(crate) redundancy: String,
-    /// The backing file.
-    pub(crate) backing: Option<PathBuf>,
-    /// Whether the backing file is removed with the device.
-    pub(crate) backing_temporary: bool,
-    /// When slabs get their donor.
-    pub(crate) mapping: String,
-    /// How pages travel.
-    pub(crate) transport: String,
-    /// Whether pages are sealed.
-    pub(crate) seal: String,
-    /// Whether pages that are not sealed are checked.
-    pub(crate) check: String,
-    /// When idle CPUs are kept awake.
-    pub(crate) keep_awake: String,
-    /// How the kernel reaches it.
-    pub(crate) frontend: String,
     /// Where it serves NBD clients, instead of being a block device; empty for none.
-    pub(crate) listen: Vec<String>,
+    #[serde(with = "as_typed::list")]
+    pub(crate) listen: Vec<NbdAddress>,
     /// Also where other machines may connect.
     pub(crate) insecure_listen: bool,
-    /// Most bytes of pages a second, both directions together.
-    #[serde(default)]
-    pub(crate) bandwidth_bytes_per_second: Option<u64>,
     /// Clients at a time.
     pub(crate) connections: Option<usize>,
     /// Whether the whole machine swaps to it.

@@ -25,7 +25,6 @@ use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::core_dumps;
 use spillway_sys::paging_safety;
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
@@ -94,7 +93,7 @@ fn fail_requests(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<(
     sandbox::drop_rights_of_start().map_err(|error| Failure::during("giving up rights", error))?;
     // Requests wait at the block device that was there, and not at a new one.
     let kept = Kept { outlives_block_device: false, ..kept };
-    let device = match Device::start_failing(config(launched)?, kept) {
+    let device = match Device::start_failing(config(launched), kept) {
         Err(DeviceError::FrontEnd(FrontEndError::Missing(_) | FrontEndError::Invalid(_))) => return Ok(()),
         started => started.map_err(Failure::failed)?,
     };
@@ -172,7 +171,7 @@ impl Server {
         make_safe(launched, &mut notes);
         let mut record = DeviceRecord {
             path: None,
-            temporary_backing: launched.backing.clone().filter(|_| launched.backing_temporary),
+            temporary_backing: launched.storage.temporary_backing().map(ToOwned::to_owned),
             run: launched.run.clone(),
             released: handed.released,
         };
@@ -192,8 +191,8 @@ impl Server {
         // The keeper's memory is open by now: a process with fewer rights may not look into one with more.
         sandbox::drop_rights_of_start().map_err(|error| Failure::during("giving up rights", error))?;
         let device = match kept {
-            Some(kept) => Device::start_kept(config(launched)?, kept),
-            None => Device::start(config(launched)?),
+            Some(kept) => Device::start_kept(config(launched), kept),
+            None => Device::start(config(launched)),
         };
         let device = device.map_err(|error| {
             // The pages of a device that goes on are still there for the next try.
@@ -275,7 +274,7 @@ impl Server {
             Question::Donor(change) => donor_change::carry_out(change, self.device.volume(), &mut self.kept_out),
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
-                follows: self.launched.follows.clone(),
+                follows: self.launched.storage.follows.clone(),
                 notes: self.notes.clone(),
                 given_up: false,
                 prefetch: self.prefetch(),
@@ -366,7 +365,7 @@ fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
 fn kept(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<Option<Kept>, Failure> {
     let Some(path) = &handed.memory else { return Ok(None) };
     let memory = keeping::open(path).map_err(|error| Failure::during("the keeper's memory", error))?;
-    let state = DeviceState::open(memory, &config(launched)?.volume).map_err(Failure::failed)?;
+    let state = DeviceState::open(memory, &config(launched).volume).map_err(Failure::failed)?;
     end_on_panic(state.records());
     Ok(Some(Kept { state, outlives_block_device: launched.outlives_block_device }))
 }
@@ -390,81 +389,41 @@ fn note_starts(kept: &Kept, notes: &mut Vec<String>) {
     }
 }
 
-pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
-    let donors = launched.donors.iter().map(|donor| donor.parse()).collect::<Result<_, _>>().map_err(Failure::usage)?;
-    Ok(DeviceConfig {
-        volume: VolumeConfig {
-            name: launched.name.clone(),
-            size_bytes: launched.size_bytes,
-            slab_size_bytes: launched.slab_size_bytes,
-            donors,
-            key_file: launched.key_file.clone(),
-            redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
-            backing: launched.backing.clone(),
-            fill_backing: launched.machine_swap,
-            mapping: launched.mapping.parse().map_err(Failure::usage)?,
-            transport: launched.transport.parse().map_err(Failure::usage)?,
-            seal: launched.seal.parse().map_err(Failure::usage)?,
-            check: launched.check.parse().map_err(Failure::usage)?,
-            bandwidth_bytes_per_second: launched.bandwidth_bytes_per_second,
-            donor_wait: limits::DONOR_WAIT,
-            wrapper: QueuePairWrapper::default(),
-        },
-        keep_awake: launched.keep_awake.parse().map_err(Failure::usage)?,
-        front_end: launched.frontend.parse().map_err(Failure::usage)?,
-        listen: listen(launched)?,
+pub(super) fn config(launched: &LaunchedDevice) -> DeviceConfig {
+    DeviceConfig {
+        volume: VolumeConfig { fill_backing: launched.machine_swap, ..launched.storage.volume(&launched.name) },
+        keep_awake: launched.storage.keep_awake,
+        front_end: launched.storage.frontend,
+        listen: listen(launched),
         io_threads: launched.connections,
         local_memory: launched.local_memory,
-    })
+    }
 }
 
 /// Where to serve NBD clients, if that was asked for.
-fn listen(launched: &LaunchedDevice) -> Result<Option<NbdListen>, Failure> {
-    if launched.listen.is_empty() {
-        return Ok(None);
-    }
-    let addresses = launched.listen.iter().map(|address| address.parse()).collect::<Result<_, _>>();
-    Ok(Some(NbdListen { addresses: addresses.map_err(Failure::usage)?, exposed: launched.insecure_listen }))
+fn listen(launched: &LaunchedDevice) -> Option<NbdListen> {
+    let addresses = launched.listen.clone();
+    (!addresses.is_empty()).then_some(NbdListen { addresses, exposed: launched.insecure_listen })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn launched() -> LaunchedDevice {
-        LaunchedDevice {
-            name: "test".to_owned(),
-            size_bytes: 64 << 20,
-            slab_size_bytes: 1 << 20,
-            donors: vec!["unix:/run/a.sock".to_owned(), "host:7".to_owned()],
-            follows: None,
-            own_donors: None,
-            key_file: None,
-            redundancy: "replicas=2".to_owned(),
-            backing: None,
-            backing_temporary: false,
-            mapping: "demand".to_owned(),
-            transport: "auto".to_owned(),
-            seal: "auto".to_owned(),
-            check: "on".to_owned(),
-            keep_awake: "bursts".to_owned(),
-            frontend: "auto".to_owned(),
-            listen: vec!["unix:/run/a.sock".to_owned()],
-            insecure_listen: false,
-            bandwidth_bytes_per_second: None,
-            connections: Some(3),
-            machine_swap: false,
-            local_memory: false,
-            outlives_block_device: false,
-            run: None,
-            prefetch: None,
-        }
-    }
+    /// What an earlier release's launcher wrote.
+    const LAUNCHED: &str = r#"{"name":"test","size_bytes":67108864,"slab_size_bytes":1048576,
+        "donors":["unix:/run/a.sock","host:7"],"follows":null,"own_donors":null,"key_file":null,
+        "redundancy":"replicas=2","backing":null,"backing_temporary":false,"mapping":"demand","transport":"auto",
+        "seal":"auto","check":"on","keep_awake":"bursts","frontend":"auto","listen":["unix:/run/a.sock"],
+        "insecure_listen":false,"bandwidth_bytes_per_second":null,"connections":3,"machine_swap":false,
+        "local_memory":false,"outlives_block_device":false,"run":null,"prefetch":null}"#;
 
     #[test]
     fn what_the_launcher_says_arrives() {
-        let text = serde_json::to_string(&launched()).unwrap();
-        let config = config(&serde_json::from_str(&text).unwrap()).unwrap();
+        let launched: LaunchedDevice = serde_json::from_str(LAUNCHED).unwrap();
+        let written: serde_json::Value = serde_json::to_value(&launched).unwrap();
+        assert_eq!(written, serde_json::from_str::<serde_json::Value>(LAUNCHED).unwrap());
+        let config = config(&launched);
         assert_eq!(config.volume.donors.len(), 2);
         assert_eq!(config.volume.redundancy.replicas, 2);
         assert_eq!((config.volume.size_bytes, config.volume.name.as_str()), (64 << 20, "test"));
@@ -473,12 +432,10 @@ mod tests {
 
     #[test]
     fn nonsense_from_the_launcher_is_refused() {
-        let bad_donor = LaunchedDevice { donors: vec!["x".to_owned()], ..launched() };
-        assert!(matches!(config(&bad_donor), Err(Failure::Usage(_))));
-        let bad_copies = LaunchedDevice { redundancy: "raid".to_owned(), ..launched() };
-        assert!(matches!(config(&bad_copies), Err(Failure::Usage(_))));
-        let bad_place = LaunchedDevice { listen: vec!["x".to_owned()], ..launched() };
-        assert!(matches!(config(&bad_place), Err(Failure::Usage(_))));
+        for (good, bad) in [("\"host:7\"", "\"x\""), ("replicas=2", "raid"), ("[\"unix:/run/a.sock\"]", "[\"x\"]")] {
+            let text = LAUNCHED.replace(good, bad);
+            assert!(matches!(serve(&text, "{}", Ok(())), Err(Failure::Usage(_))), "{text}");
+        }
         assert!(matches!(serve("{", "{}", Ok(())), Err(Failure::Usage(_))));
     }
 }

@@ -6,13 +6,24 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use serde::{Deserialize, Serialize};
+use spillway_block::cpu_idle::KeepAwake;
+use spillway_fabric::address::DonorAddress;
+use spillway_frontend::choice::FrontEndChoice;
 use spillway_sys::own_files;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use crate::arguments::StorageArguments;
+use crate::as_typed;
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::filesystem::FileSystem;
+use crate::own_donors::OwnDonors;
 use crate::size::human;
 
 /// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
@@ -34,13 +45,114 @@ pub(crate) fn backing_directory() -> PathBuf {
     if rustix::process::geteuid().is_root() { None } else { own() }.unwrap_or_else(|| BACKING_DIRECTORY.into())
 }
 
-/// A backing file and whose it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct BackingChoice {
-    /// The file.
-    pub(crate) path: PathBuf,
-    /// Whether it was not named by the user, and goes with the device.
-    pub(crate) temporary: bool,
+/// Where the pages of a device or of a run go and how they travel: decided from what was typed or configured, and one
+/// value from there to the volume. Its JSON has each setting as a user types it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StorageSettings {
+    /// Bytes of all pages.
+    pub(crate) size_bytes: u64,
+    /// Bytes of a slab.
+    pub(crate) slab_size_bytes: u64,
+    /// Donors' addresses.
+    #[serde(with = "as_typed::list")]
+    pub(crate) donors: Vec<DonorAddress>,
+    /// The cluster whose donors these are, and later ones too.
+    #[serde(default)]
+    pub(crate) follows: Option<String>,
+    /// The cluster key file.
+    pub(crate) key_file: Option<PathBuf>,
+    /// The setting for copies.
+    #[serde(with = "as_typed")]
+    pub(crate) redundancy: Redundancy,
+    /// The backing file.
+    pub(crate) backing: Option<PathBuf>,
+    /// Whether the backing file was not named by the user, and is removed with the device.
+    pub(crate) backing_temporary: bool,
+    /// When slabs get their donor.
+    #[serde(with = "as_typed")]
+    pub(crate) mapping: MappingPolicy,
+    /// How pages travel.
+    #[serde(with = "as_typed")]
+    pub(crate) transport: TransportChoice,
+    /// Whether pages are sealed.
+    #[serde(with = "as_typed")]
+    pub(crate) seal: SealChoice,
+    /// Whether pages that are not sealed are checked.
+    #[serde(with = "as_typed")]
+    pub(crate) check: CheckChoice,
+    /// When idle CPUs are kept awake.
+    #[serde(with = "as_typed")]
+    pub(crate) keep_awake: KeepAwake,
+    /// How the kernel reaches the device.
+    #[serde(with = "as_typed")]
+    pub(crate) frontend: FrontEndChoice,
+    /// Most bytes of pages a second, both directions together.
+    #[serde(default)]
+    pub(crate) bandwidth_bytes_per_second: Option<u64>,
+}
+
+impl StorageSettings {
+    /// What `arguments` say for the device `name`, with what its kind decides: the size, the copies, and the key file.
+    /// Fails if the backing file cannot hold the device.
+    pub(crate) fn decide(
+        arguments: &StorageArguments,
+        name: &str,
+        size_bytes: u64,
+        redundancy: Redundancy,
+        key_file: Option<PathBuf>,
+    ) -> Result<Self, Failure> {
+        let backing = backing(arguments, redundancy, name, size_bytes)?;
+        Ok(Self {
+            size_bytes,
+            slab_size_bytes: arguments.slab_size.bytes,
+            donors: arguments.donors.clone(),
+            follows: arguments.follows.clone(),
+            key_file,
+            redundancy,
+            backing_temporary: backing.is_some() && arguments.backing.is_none(),
+            backing,
+            mapping: arguments.mapping,
+            transport: arguments.transport,
+            seal: arguments.seal,
+            check: arguments.check,
+            keep_awake: arguments.keep_awake,
+            frontend: arguments.frontend,
+            bandwidth_bytes_per_second: None,
+        })
+    }
+
+    /// The same with donors of its own besides.
+    pub(crate) fn with_own(&self, own: &OwnDonors) -> Self {
+        let mut settings = self.clone();
+        settings.donors.extend_from_slice(own.addresses());
+        settings
+    }
+
+    /// The backing file, if it goes with the device.
+    pub(crate) fn temporary_backing(&self) -> Option<&Path> {
+        self.backing.as_deref().filter(|_| self.backing_temporary)
+    }
+
+    /// The volume of the device `name`.
+    pub(crate) fn volume(&self, name: &str) -> VolumeConfig {
+        VolumeConfig {
+            name: name.to_owned(),
+            size_bytes: self.size_bytes,
+            slab_size_bytes: self.slab_size_bytes,
+            donors: self.donors.clone(),
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy,
+            mapping: self.mapping,
+            transport: self.transport,
+            seal: self.seal,
+            check: self.check,
+            backing: self.backing.clone(),
+            fill_backing: false,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
+            donor_wait: limits::DONOR_WAIT,
+            wrapper: QueuePairWrapper::default(),
+        }
+    }
 }
 
 /// The setting for copies, for a device that uses donors of other machines or owners.
@@ -49,13 +161,13 @@ pub(crate) fn redundancy(arguments: &StorageArguments) -> Redundancy {
 }
 
 /// The backing file of the device `name`, if its copies need one.
-pub(crate) fn backing(
+fn backing(
     arguments: &StorageArguments,
     redundancy: Redundancy,
     name: &str,
     size_bytes: u64,
-) -> Result<Option<BackingChoice>, Failure> {
-    let choice = match (&arguments.backing, redundancy.disk) {
+) -> Result<Option<PathBuf>, Failure> {
+    let path = match (&arguments.backing, redundancy.disk) {
         (Some(path), false) => {
             let path = path.display();
             return Err(Failure::Usage(format!(
@@ -63,14 +175,11 @@ pub(crate) fn backing(
             )));
         }
         (None, false) => return Ok(None),
-        (Some(path), true) => {
-            let path = std::path::absolute(path).map_err(|error| Failure::during(path.display(), error))?;
-            BackingChoice { path, temporary: false }
-        }
-        (None, true) => BackingChoice { path: default_backing(name)?, temporary: true },
+        (Some(path), true) => std::path::absolute(path).map_err(|error| Failure::during(path.display(), error))?,
+        (None, true) => default_backing(name)?,
     };
-    check_backing(&choice.path, size_bytes)?;
-    Ok(Some(choice))
+    check_backing(&path, size_bytes)?;
+    Ok(Some(path))
 }
 
 fn default_backing(name: &str) -> Result<PathBuf, Failure> {
@@ -127,12 +236,6 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use spillway_block::cpu_idle::KeepAwake;
-    use spillway_frontend::choice::FrontEndChoice;
-    use spillway_volume::settings::mapping::MappingPolicy;
-    use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-    use spillway_volume::settings::transport::TransportChoice;
-
     use super::*;
 
     fn arguments(backing: Option<&Path>) -> StorageArguments {
@@ -152,7 +255,7 @@ mod tests {
         }
     }
 
-    fn choose(path: &Path, size_bytes: u64) -> Result<Option<BackingChoice>, String> {
+    fn choose(path: &Path, size_bytes: u64) -> Result<Option<PathBuf>, String> {
         backing(&arguments(Some(path)), Redundancy::DISK, "x", size_bytes).map_err(|failure| failure.to_string())
     }
 
@@ -161,7 +264,7 @@ mod tests {
         let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = directory.path().join("backing");
         let choice = choose(&path, 1 << 20).unwrap().unwrap();
-        assert_eq!(choice, BackingChoice { path, temporary: false });
+        assert_eq!(choice, path);
         assert_eq!(redundancy(&arguments(None)), Redundancy::DISK);
     }
 

@@ -1,21 +1,16 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use spillway_block::cpu_idle::KeepAwake;
-use spillway_fabric::address::DonorAddress;
-use spillway_frontend::choice::FrontEndChoice;
 use spillway_pager::config::PagerConfig;
 use spillway_pager::fault::recording::RecordingConfig;
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use super::recording::Recording;
 use super::take_down::{device_name, donor_prefix};
@@ -23,7 +18,7 @@ use crate::arguments::StorageArguments;
 use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
 use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
-use crate::device::storage::{self, BackingChoice};
+use crate::device::storage::{self, StorageSettings};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
@@ -38,22 +33,13 @@ use crate::registry::{Kind, Registry};
 pub(crate) struct Plan {
     /// Its name: the process id.
     pub(crate) name: String,
-    /// Donors that were named, or that this machine's agent knows; empty for donors of its own.
-    donors: Vec<DonorAddress>,
-    /// The cluster whose donors these are.
-    pub(crate) follows: Option<String>,
+    /// Where its pages go, without donors of its own.
+    pub(crate) storage: StorageSettings,
     /// Donors of its own to start, if any.
     own_donors: Option<OwnDonorsPlan>,
     /// Directory of its entry, for its own donors' sockets.
     sockets: PathBuf,
-    mapping: MappingPolicy,
-    transport: TransportChoice,
-    seal: SealChoice,
-    check: CheckChoice,
-    keep_awake: KeepAwake,
-    frontend: FrontEndChoice,
     fault_threads: Option<usize>,
-    bandwidth_bytes_per_second: Option<u64>,
     /// Pages of shared anonymous memory leave.
     pub(crate) shared_memory: SharedMemoryKinds,
     /// Of the pager.
@@ -64,11 +50,6 @@ pub(crate) struct Plan {
     huge_pages: bool,
     recording: Option<RecordingConfig>,
     local_memory: bool,
-    device_size_bytes: u64,
-    slab_size_bytes: u64,
-    redundancy: Redundancy,
-    backing: Option<BackingChoice>,
-    key_file: Option<PathBuf>,
 }
 
 impl Plan {
@@ -94,34 +75,22 @@ impl Plan {
             size_bytes = size_bytes.min(disk_size_bytes(storage)?);
         }
         let size_bytes = (size_bytes / slab_size_bytes).max(1) * slab_size_bytes;
-        let backing = storage::backing(storage, redundancy, &device_name(&name), size_bytes)?;
         let key_file = if own_donors > 0 { None } else { storage::key_file(storage.key.as_deref()) };
+        let bandwidth_bytes_per_second = arguments.bandwidth.map(|rate| rate.bytes);
+        let decided = StorageSettings::decide(storage, &device_name(&name), size_bytes, redundancy, key_file)?;
         Ok(Self {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
-            donors: storage.donors.clone(),
-            follows: storage.follows.clone(),
+            storage: StorageSettings { bandwidth_bytes_per_second, ..decided },
             own_donors: (own_donors > 0)
                 .then(|| OwnDonorsPlan::new(own_donors, size_bytes, slab_size_bytes, redundancy)),
-            mapping: storage.mapping,
-            transport: storage.transport,
-            seal: storage.seal,
-            check: storage.check,
-            keep_awake: storage.keep_awake,
-            frontend: storage.frontend,
             fault_threads: arguments.fault_threads,
-            bandwidth_bytes_per_second: arguments.bandwidth.map(|rate| rate.bytes),
             shared_memory: arguments.shared_memory.map(SharedMemoryChoice::kinds).unwrap_or_default(),
             prefetch: arguments.prefetch.and_then(PrefetchChoice::policy).unwrap_or_default(),
             eager_eviction: arguments.eager_eviction.map(RunEagerEviction::policy).unwrap_or_default(),
             huge_pages: arguments.huge_pages == Some(RunHugePages::Yes),
             recording: arguments.recording.as_ref().map(Recording::of_pager),
             local_memory: arguments.local_memory,
-            device_size_bytes: size_bytes,
-            slab_size_bytes,
-            redundancy,
-            backing,
-            key_file,
         })
     }
 
@@ -137,33 +106,14 @@ impl Plan {
         OwnDonors::start(plan, &donor_prefix(&self.name), &self.sockets, &|| interruption.check())
     }
 
-    /// Where pages go: the donors that were named, and those of its own.
-    fn addresses(&self, own: &OwnDonors) -> Vec<String> {
-        self.donors.iter().map(ToString::to_string).chain(own.addresses().iter().cloned()).collect()
-    }
-
     /// What the device's process is told.
     pub(crate) fn launched(&self, donors: &OwnDonors) -> LaunchedDevice {
         LaunchedDevice {
             name: device_name(&self.name),
-            size_bytes: self.device_size_bytes,
-            slab_size_bytes: self.slab_size_bytes,
-            donors: self.addresses(donors),
-            follows: self.follows.clone(),
+            storage: self.storage.with_own(donors),
             own_donors: None,
-            key_file: self.key_file.clone(),
-            redundancy: self.redundancy.to_string(),
-            backing: self.backing.as_ref().map(|choice| choice.path.clone()),
-            backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
-            mapping: self.mapping.to_string(),
-            transport: self.transport.to_string(),
-            seal: self.seal.to_string(),
-            check: self.check.to_string(),
-            keep_awake: self.keep_awake.to_string(),
-            frontend: self.frontend.to_string(),
             listen: Vec::new(),
             insecure_listen: false,
-            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             connections: None,
             local_memory: self.local_memory,
             machine_swap: false,
@@ -183,41 +133,25 @@ impl Plan {
         programs_fork: bool,
         budget_bytes: u64,
     ) -> Result<PagerConfig, Failure> {
-        let addresses = self.addresses(donors).iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        let volume = self.storage.with_own(donors).volume(&device_name(&self.name));
         Ok(PagerConfig {
-            name: device_name(&self.name),
-            donors: addresses.map_err(Failure::usage)?,
-            key_file: self.key_file.clone(),
-            redundancy: self.redundancy,
-            backing: self.backing.as_ref().map(|choice| choice.path.clone()),
-            transport: self.transport,
-            seal: self.seal,
-            check: self.check,
-            keep_awake: self.keep_awake,
-            slab_size_bytes: self.slab_size_bytes,
-            lent_bytes_max: self.device_size_bytes,
+            // A slab is asked for when the first page leaves to it.
+            volume: VolumeConfig { mapping: MappingPolicy::OnDemand, ..volume },
+            keep_awake: self.storage.keep_awake,
             budget_bytes,
             directory,
             token: token()?,
             preload,
-            donor_wait: limits::DONOR_WAIT,
             programs_fork,
             shared_memory: self.shared_memory,
             fault_threads: self.fault_threads,
-            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second,
             prefetch: self.prefetch,
             eager_eviction: self.eager_eviction,
             huge_pages: self.huge_pages,
-            wrapper: QueuePairWrapper::default(),
             recording: self.recording,
             // As a run's own donors do, in whichever order they come: menders do not meet.
             mender: ["spillway", "doctor", "--mend", "--json"].map(OsString::from).to_vec(),
         })
-    }
-
-    /// The backing file that goes with the run.
-    pub(crate) fn temporary_backing(&self) -> Option<&Path> {
-        self.backing.as_ref().filter(|choice| choice.temporary).map(|choice| choice.path.as_path())
     }
 }
 

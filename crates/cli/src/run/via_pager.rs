@@ -90,7 +90,7 @@ impl Run {
         interruption.check()?;
         let record = DeviceRecord {
             path: None,
-            temporary_backing: self.plan.temporary_backing().map(Path::to_path_buf),
+            temporary_backing: self.plan.storage.temporary_backing().map(Path::to_path_buf),
             run: None,
             released: false,
         };
@@ -103,7 +103,7 @@ impl Run {
         self.open_files_max = raise_limit();
         let pager = Pager::start(config).map_err(Failure::failed)?;
         tell_missing(pager.donors_missing());
-        self.pager = Some(Paged { pager, follows: self.plan.follows.clone() });
+        self.pager = Some(Paged { pager, follows: self.plan.storage.follows.clone() });
         interruption.check()
     }
 

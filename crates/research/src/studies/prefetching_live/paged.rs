@@ -19,6 +19,8 @@ use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_sys::userfaultfd::access::Access;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
@@ -184,30 +186,34 @@ impl PagedRun {
     fn config(&self, directory: &Path, preload: PathBuf, programs_fork: bool) -> Result<PagerConfig, HarnessError> {
         let donor = self.donor.parse().map_err(|_| HarnessError::Missing(format!("'{}' is no donor", self.donor)))?;
         Ok(PagerConfig {
-            bandwidth_bytes_per_second: None,
-            name: format!("bench-{}", std::process::id()),
-            donors: vec![donor],
-            key_file: Some(self.key.clone()),
-            redundancy: Redundancy::NONE,
-            backing: None,
-            transport: self.fabric.choice(),
-            seal: SealChoice::Auto,
-            check: CheckChoice::On,
+            volume: VolumeConfig {
+                name: format!("bench-{}", std::process::id()),
+                size_bytes: self.lend.0,
+                slab_size_bytes: SLAB_SIZE.0,
+                donors: vec![donor],
+                key_file: Some(self.key.clone()),
+                redundancy: Redundancy::NONE,
+                mapping: MappingPolicy::OnDemand,
+                transport: self.fabric.choice(),
+                seal: SealChoice::Auto,
+                check: CheckChoice::On,
+                backing: None,
+                fill_backing: false,
+                bandwidth_bytes_per_second: None,
+                donor_wait: DONOR_WAIT,
+                wrapper: self.fabric.wrapper(),
+            },
             keep_awake: KeepAwake::default(),
-            slab_size_bytes: SLAB_SIZE.0,
-            lent_bytes_max: self.lend.0,
             budget_bytes: self.local.0,
             directory: directory.to_owned(),
             token: u64::from(std::process::id()),
             preload,
-            donor_wait: DONOR_WAIT,
             programs_fork,
             shared_memory: SharedMemoryKinds::None,
             fault_threads: None,
             prefetch: self.policies.prefetch,
             huge_pages: false,
             eager_eviction: self.policies.eager,
-            wrapper: self.fabric.wrapper(),
             recording: None,
             mender: Vec::new(),
         })
