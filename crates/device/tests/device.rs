@@ -14,30 +14,12 @@ use spillway_frontend::front_end::FrontEndError;
 use spillway_testing::block_devices::can_run;
 use spillway_volume::error::VolumeError;
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
         volume: VolumeConfig {
-            name: name.to_owned(),
-            size_bytes: 60 << 20,
-            slab_size_bytes: 4 << 20,
-            donors: Vec::new(),
-            key_file: None,
-            redundancy: Redundancy::NONE,
-            backing: None,
-            mapping: MappingPolicy::OnDemand,
-            transport: TransportChoice::Auto,
-            seal: SealChoice::Auto,
-            check: CheckChoice::On,
-            fill_backing: false,
-            bandwidth_bytes_per_second: None,
             donor_wait: Duration::from_secs(60),
-            wrapper: QueuePairWrapper::default(),
+            ..VolumeConfig::new(name, 60 << 20, 4 << 20, Vec::new())
         },
         keep_awake: KeepAwake::default(),
         front_end: FrontEndChoice::Auto,

@@ -18,10 +18,8 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_testing::block_devices::{Aligned, can_run, open_direct};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
+use spillway_volume::settings::protection::SealChoice;
 use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::status::DeviceStatus;
 use spillway_volume::steward::placement::{Random, XorShift};
 
@@ -92,22 +90,20 @@ impl World {
         }
         let config = DeviceConfig {
             volume: VolumeConfig {
-                name: format!("donors-test-{name}"),
-                size_bytes: 32 * MEBIBYTE,
-                slab_size_bytes: SLAB,
-                donors: world.addresses.iter().map(|address| address.parse().unwrap()).collect(),
                 key_file: key,
                 redundancy,
                 backing: redundancy.disk.then(|| world.directory.path().join("backing")),
                 mapping,
-                transport: TransportChoice::Auto,
                 seal: if over_tcp { SealChoice::On } else { SealChoice::Auto },
-                check: CheckChoice::On,
                 // With random writes at the same time.
                 fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
-                bandwidth_bytes_per_second: None,
                 donor_wait: Duration::from_secs(60),
-                wrapper: QueuePairWrapper::default(),
+                ..VolumeConfig::new(
+                    &format!("donors-test-{name}"),
+                    32 * MEBIBYTE,
+                    SLAB,
+                    world.addresses.iter().map(|address| address.parse().unwrap()).collect(),
+                )
             },
             keep_awake: KeepAwake::default(),
             front_end: FrontEndChoice::Auto,

@@ -22,11 +22,7 @@ use spillway_pager::statistics::PagerStatistics;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
+use spillway_volume::settings::protection::SealChoice;
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -74,21 +70,14 @@ impl World {
         std::fs::write(&preload, spillway_stub::LIBRARY).unwrap();
         let pager = Pager::start(PagerConfig {
             volume: VolumeConfig {
-                name: "pager-test".to_owned(),
-                size_bytes: 1024 * MEBIBYTE,
-                slab_size_bytes: 32 * MEBIBYTE,
-                donors: vec![format!("unix:{}", socket.display()).parse().unwrap()],
-                key_file: None,
-                redundancy: Redundancy::NONE,
-                mapping: MappingPolicy::OnDemand,
-                transport: TransportChoice::Auto,
                 seal,
-                check: CheckChoice::On,
-                backing: None,
-                fill_backing: false,
-                bandwidth_bytes_per_second: None,
                 donor_wait: Duration::from_secs(20),
-                wrapper: QueuePairWrapper::default(),
+                ..VolumeConfig::new(
+                    "pager-test",
+                    1024 * MEBIBYTE,
+                    32 * MEBIBYTE,
+                    vec![format!("unix:{}", socket.display()).parse().unwrap()],
+                )
             },
             keep_awake: KeepAwake::default(),
             budget_bytes: budget_mebibytes * MEBIBYTE,

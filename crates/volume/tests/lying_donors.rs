@@ -26,11 +26,9 @@ use spillway_volume::engine::Engine;
 use spillway_volume::limits::DISTRUSTED_AFTER_PAGES;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
+use spillway_volume::settings::protection::SealChoice;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 use spillway_volume::test_support::model::request;
@@ -196,21 +194,17 @@ impl World {
         seal: SealChoice,
     ) -> Self {
         let config = VolumeConfig {
-            name: "lies".to_owned(),
-            size_bytes: SLABS * SLAB,
-            slab_size_bytes: SLAB,
-            donors: donors.iter().map(|donor| donor.address.parse().unwrap()).collect(),
-            key_file: None,
             redundancy,
-            mapping: MappingPolicy::OnDemand,
             transport,
             seal,
-            check: CheckChoice::On,
             backing: redundancy.disk.then(|| directory.path().join("backing")),
-            fill_backing: false,
-            bandwidth_bytes_per_second: None,
             donor_wait: PATIENCE,
-            wrapper: QueuePairWrapper::default(),
+            ..VolumeConfig::new(
+                "lies",
+                SLABS * SLAB,
+                SLAB,
+                donors.iter().map(|donor| donor.address.parse().unwrap()).collect(),
+            )
         };
         let state = DeviceState::open(DeviceState::memory(&config).unwrap(), &config).unwrap();
         let pool = BufferPool::new(1, AT_ONCE as usize * PAGE).unwrap();

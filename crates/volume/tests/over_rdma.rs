@@ -24,11 +24,9 @@ use spillway_volume::engine::Engine;
 use spillway_volume::error::VolumeError;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
+use spillway_volume::settings::protection::SealChoice;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 use spillway_volume::steward::placement::{Random, XorShift};
@@ -142,21 +140,16 @@ struct World {
 
 fn start(donors: &[&Donor], transport: TransportChoice, replicas: u8, slot_bytes: usize) -> Result<World, VolumeError> {
     let config = VolumeConfig {
-        name: "over-rdma".to_owned(),
-        size_bytes: SLABS * SLAB,
-        slab_size_bytes: SLAB,
-        donors: donors.iter().map(|donor| donor.tcp_address().unwrap().to_string().parse().unwrap()).collect(),
-        key_file: None,
         seal: SealChoice::On,
-        check: CheckChoice::On,
         redundancy: Redundancy { replicas, disk: false },
-        mapping: MappingPolicy::OnDemand,
         transport,
-        backing: None,
-        fill_backing: false,
-        bandwidth_bytes_per_second: None,
         donor_wait: WITHIN,
-        wrapper: QueuePairWrapper::default(),
+        ..VolumeConfig::new(
+            "over-rdma",
+            SLABS * SLAB,
+            SLAB,
+            donors.iter().map(|donor| donor.tcp_address().unwrap().to_string().parse().unwrap()).collect(),
+        )
     };
     let state = DeviceState::open(DeviceState::memory(&config).unwrap(), &config).unwrap();
     let pool = BufferPool::new(SLOTS, slot_bytes).unwrap();

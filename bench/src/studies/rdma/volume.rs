@@ -13,11 +13,8 @@ use spillway_fabric::units::Priority;
 use spillway_volume::engine::Engine;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 
@@ -57,21 +54,17 @@ impl VolumeReads {
     pub fn open(donor: &str, key: &Path, transport: TransportChoice, size_bytes: u64) -> Result<Self, HarnessError> {
         let failed = |error: &dyn std::fmt::Display| HarnessError::failed("a volume", error.to_string());
         let config = VolumeConfig {
-            name: format!("rdma-study-{transport}"),
-            size_bytes,
-            slab_size_bytes: SLAB_BYTES,
-            donors: vec![donor.parse().map_err(|error| failed(&error))?],
             key_file: Some(key.to_owned()),
             seal: SealChoice::Off,
             check: CheckChoice::Off,
-            redundancy: Redundancy::NONE,
-            mapping: MappingPolicy::OnDemand,
             transport,
-            bandwidth_bytes_per_second: None,
-            backing: None,
-            fill_backing: false,
             donor_wait: WITHIN,
-            wrapper: QueuePairWrapper::default(),
+            ..VolumeConfig::new(
+                &format!("rdma-study-{transport}"),
+                size_bytes,
+                SLAB_BYTES,
+                vec![donor.parse().map_err(|error| failed(&error))?],
+            )
         };
         let memory = DeviceState::memory(&config).map_err(|error| failed(&error))?;
         let state = DeviceState::open(memory, &config).map_err(|error| failed(&error))?;

@@ -29,31 +29,11 @@ use crate::state::records::ADDRESS_BYTES_MAX;
 
 /// How to start a volume.
 /// ```
-/// use std::time::Duration;
-///
-/// use spillway_volume::settings::mapping::MappingPolicy;
-/// use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-/// use spillway_volume::settings::transport::TransportChoice;
-/// use spillway_volume::settings::wrapper::QueuePairWrapper;
 /// use spillway_volume::settings::{SettingsError, VolumeConfig};
 ///
-/// let config = VolumeConfig {
-///     name: "example".to_owned(),
-///     size_bytes: 1 << 30,
-///     slab_size_bytes: 32 << 20,
-///     donors: vec!["node2:7070".parse().unwrap()],
-///     key_file: None,
-///     redundancy: "replicas=2".parse().unwrap(),
-///     mapping: MappingPolicy::OnDemand,
-///     transport: TransportChoice::Auto,
-///     bandwidth_bytes_per_second: None,
-///     seal: SealChoice::Auto,
-///     check: CheckChoice::On,
-///     backing: None,
-///     fill_backing: false,
-///     donor_wait: Duration::ZERO,
-///     wrapper: QueuePairWrapper::default(),
-/// };
+/// let donors = vec!["node2:7070".parse().unwrap()];
+/// let config = VolumeConfig::new("example", 1 << 30, 32 << 20, donors);
+/// let config = VolumeConfig { redundancy: "replicas=2".parse().unwrap(), ..config };
 /// assert!(matches!(config.check(), Err(SettingsError::TooFewDonors { count: 1, .. })));
 /// ```
 #[derive(Clone, Debug)]
@@ -146,6 +126,27 @@ pub enum SettingsError {
 }
 
 impl VolumeConfig {
+    /// A volume on `donors` that need no key, without copies. It does not wait for a donor at its start.
+    pub fn new(name: &str, size_bytes: u64, slab_size_bytes: u64, donors: Vec<DonorAddress>) -> Self {
+        Self {
+            name: name.to_owned(),
+            size_bytes,
+            slab_size_bytes,
+            donors,
+            key_file: None,
+            redundancy: Redundancy::NONE,
+            mapping: MappingPolicy::OnDemand,
+            transport: TransportChoice::Auto,
+            seal: SealChoice::Auto,
+            check: CheckChoice::On,
+            backing: None,
+            fill_backing: false,
+            bandwidth_bytes_per_second: None,
+            donor_wait: Duration::ZERO,
+            wrapper: QueuePairWrapper::default(),
+        }
+    }
+
     /// The sizes of the volume, if every setting makes sense.
     pub fn check(&self) -> Result<Geometry, SettingsError> {
         let geometry = self.geometry()?;

@@ -21,10 +21,8 @@ use spillway_volume::limits::{DONORS_MAX, RECALL_RETRY_PAUSE};
 use spillway_volume::manager::donor_table::DonorChangeError;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
+use spillway_volume::settings::protection::SealChoice;
 use spillway_volume::settings::transport::TransportChoice;
-use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
 use spillway_volume::steward::placement::{Random, XorShift};
@@ -75,21 +73,12 @@ impl World {
         let addresses: Vec<_> = started.iter().map(|(_, addresses)| addresses[which].clone()).collect();
         let redundancy: spillway_volume::settings::redundancy::Redundancy = redundancy.parse().unwrap();
         let config = VolumeConfig {
-            name: "changing".to_owned(),
-            size_bytes: SLABS * SLAB,
-            slab_size_bytes: SLAB,
-            donors: addresses[..used].to_vec(),
-            key_file: None,
             redundancy,
             seal: if transport == TransportChoice::Tcp { SealChoice::On } else { SealChoice::Auto },
-            check: CheckChoice::On,
-            mapping: MappingPolicy::OnDemand,
             transport,
             backing: redundancy.disk.then(|| directory.path().join("backing")),
-            fill_backing: false,
-            bandwidth_bytes_per_second: None,
             donor_wait: PATIENCE,
-            wrapper: QueuePairWrapper::default(),
+            ..VolumeConfig::new("changing", SLABS * SLAB, SLAB, addresses[..used].to_vec())
         };
         let memory = DeviceState::memory(&config).unwrap();
         let kept = again(&memory);

@@ -20,9 +20,6 @@ use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_sys::userfaultfd::access::Access;
 use spillway_volume::settings::VolumeConfig;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
 
@@ -187,21 +184,11 @@ impl PagedRun {
         let donor = self.donor.parse().map_err(|_| HarnessError::Missing(format!("'{}' is no donor", self.donor)))?;
         Ok(PagerConfig {
             volume: VolumeConfig {
-                name: format!("bench-{}", std::process::id()),
-                size_bytes: self.lend.0,
-                slab_size_bytes: SLAB_SIZE.0,
-                donors: vec![donor],
                 key_file: Some(self.key.clone()),
-                redundancy: Redundancy::NONE,
-                mapping: MappingPolicy::OnDemand,
                 transport: self.fabric.choice(),
-                seal: SealChoice::Auto,
-                check: CheckChoice::On,
-                backing: None,
-                fill_backing: false,
-                bandwidth_bytes_per_second: None,
                 donor_wait: DONOR_WAIT,
                 wrapper: self.fabric.wrapper(),
+                ..VolumeConfig::new(&format!("bench-{}", std::process::id()), self.lend.0, SLAB_SIZE.0, vec![donor])
             },
             keep_awake: KeepAwake::default(),
             budget_bytes: self.local.0,
