@@ -18,6 +18,8 @@ use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::listener::NbdAddress;
+use spillway_machine::limits::SWAP_PRIORITY_MAX;
+use spillway_machine::size::Size;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
@@ -31,10 +33,8 @@ use self::status::StatusArguments;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use self::values::{connections, device_size, slab_size};
-use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;
-use crate::size::Size;
 
 /// Lets programs use the idle memory of other machines.
 #[derive(Debug, Parser)]
@@ -220,7 +220,7 @@ pub(crate) struct SwapOnArguments {
     #[command(flatten)]
     pub(crate) device: NewDeviceArguments,
     /// Swap priority [default: above every area that is on]
-    #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(limits::SWAP_PRIORITY_MAX)))]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(SWAP_PRIORITY_MAX)))]
     pub(crate) priority: Option<i32>,
     /// Which pages come from swap before programs fault on them; all but kernel set vm.page-cluster to 0 until swap off
     #[arg(long, value_enum, value_name = "POLICY", default_value_t)]
@@ -407,9 +407,11 @@ pub(crate) struct GenerateArguments {
 mod tests {
     use clap::CommandFactory;
 
+    use spillway_machine::size::LocalBudget;
+
     use super::run::Via;
     use super::*;
-    use crate::size::LocalBudget;
+    use crate::limits;
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
         Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command)

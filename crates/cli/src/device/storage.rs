@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use spillway_machine::filesystem::FileSystem;
+use spillway_machine::size::human;
 use spillway_sys::own_files;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::filesystem::FileSystem;
-use crate::size::human;
 
 /// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
 const BACKING_DIRECTORY: &str = "/var/lib/spillway";
