@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
-//! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
 //! | [`pager`] | what a page costs when the pager brings it, how fast pages leave, and what a program within its budget loses |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25), by pager, swap device, zram and disk |
@@ -12,7 +11,6 @@
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`rdma`] | RDMA beside TCP, nbdkit and a bare loop of verbs, in a guest or over a device of this host |
 //! | [`cost`] | CPU time and memory that lending takes |
-//! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
 //! | [`neighbour`] | a server on a donor that has to give its memory back for it |
 //! | [`recovery`] | how long until pages come and all is well, after a donor died or has to give its memory back |
 //! | [`sizing`] | what `spillway size` says that less local memory costs, beside what it costs |
@@ -25,7 +23,6 @@
 pub mod cost;
 pub mod device;
 pub mod guest;
-pub mod isolation;
 pub mod job;
 pub mod jvm;
 pub mod kind;
@@ -43,7 +40,6 @@ pub mod servers;
 pub mod sizing;
 pub mod slab;
 pub mod swap;
-pub mod wakefulness;
 pub mod writes;
 
 use std::time::{Duration, Instant};
@@ -98,16 +94,14 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 17] = [
+pub const ALL: [&dyn Study; 15] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
-    &wakefulness::WakefulnessStudy,
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &pager::PagerStudy,
-    &isolation::IsolationStudy,
     &neighbour::NeighbourStudy,
     &recovery::RecoveryStudy,
     &sizing::SizingStudy,
