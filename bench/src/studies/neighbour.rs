@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use super::servers::load::{Served, Times};
 use super::servers::memcached::Memcached;
-use super::servers::mix::ZIPF;
 use super::servers::server::{Server, Session};
 use super::{Context, Study};
 use crate::harness::HarnessError;
@@ -115,7 +114,7 @@ fn measure(
     let own = disk.path().join("local");
     std::fs::create_dir(&own).map_err(HarnessError::system("making a directory"))?;
     let session = Session { directory: &own, times, interrupt };
-    let server = Memcached::new(ZIPF, values);
+    let server = Memcached::new(values);
     let mut running = Running::start("memcached", &mut group.enter(&server.command(&session)?), Collected::default())?;
     let Served { rate, p99_us, .. } = server.serve(&mut running, &session)?;
     let loading = began.elapsed().saturating_sub(measured);
@@ -141,7 +140,7 @@ fn lend(
     let interrupt = &context.shop.interrupt;
     let (values, headroom) = context.choose((VALUES, HEADROOM), (VALUES_QUICK, HEADROOM_QUICK));
     let donor = spillway.donor_within(group, donors, (Size(values.0 * 2), headroom, SLAB), interrupt)?;
-    let server = Memcached::new(ZIPF, Size(values.0 + headroom.0));
+    let server = Memcached::new(Size(values.0 + headroom.0));
     let session = Session {
         directory: disk,
         times: Times { warm_up: Duration::ZERO, measured: Duration::from_millis(200) },

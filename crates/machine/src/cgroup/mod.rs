@@ -53,10 +53,21 @@ impl MemoryGroup {
             let _ = fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory");
         }
-        let group = Self::existing(hierarchy, name);
-        make_directory(&group.path)?;
-        make_directory(&group.members())?;
-        Ok(group)
+        Self::existing(hierarchy, name).made()
+    }
+
+    /// Makes the group `name` beside all others of the hierarchy, where neither `run` nor `doctor` looks for it.
+    pub fn create_apart(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+        if hierarchy.version == Version::V2 {
+            let _ = fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
+        }
+        Self { path: hierarchy.root.join(name), version: hierarchy.version, pressure: None }.made()
+    }
+
+    fn made(self) -> io::Result<Self> {
+        make_directory(&self.path)?;
+        make_directory(&self.members())?;
+        Ok(self)
     }
 
     /// Where its processes are.
