@@ -11,10 +11,8 @@
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`rdma`] | RDMA beside TCP, nbdkit and a bare loop of verbs, in a guest or over a device of this host |
 //! | [`cost`] | CPU time and memory that lending takes |
-//! | [`neighbour`] | a server on a donor that has to give its memory back for it |
 //! | [`recovery`] | how long until pages come and all is well, after a donor died or has to give its memory back |
 //! | [`sizing`] | what `spillway size` says that less local memory costs, beside what it costs |
-//! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
 //!
 //! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study
@@ -27,7 +25,6 @@ pub mod job;
 pub mod jvm;
 pub mod kind;
 pub mod loopback;
-pub mod neighbour;
 pub mod page_in;
 pub mod pager;
 pub mod pinning;
@@ -38,7 +35,6 @@ pub mod rdma;
 pub mod recovery;
 pub mod servers;
 pub mod sizing;
-pub mod slab;
 pub mod swap;
 pub mod writes;
 
@@ -94,15 +90,13 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 15] = [
+pub const ALL: [&dyn Study; 13] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &cost::CostStudy,
-    &slab::SlabStudy,
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &pager::PagerStudy,
-    &neighbour::NeighbourStudy,
     &recovery::RecoveryStudy,
     &sizing::SizingStudy,
     &guest::GuestStudy,
@@ -269,7 +263,7 @@ pub(crate) mod tests {
     #[test]
     fn every_study_runs_without_the_product_and_says_so() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        for study in ALL.iter().filter(|study| matches!(study.name(), "cost" | "slab")) {
+        for study in ALL.iter().filter(|study| matches!(study.name(), "cost" | "writes")) {
             let mut result = StudyResult::new(study.name(), study.title(), true, Machine::default());
             study.run(&context(directory.path(), 1), &mut result).unwrap();
             assert!(result.skipped.iter().any(|skip| skip.reason.contains("not built")), "{}", study.name());

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
 //! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
+//! | [`neighbour`] | a server on a donor that has to give its memory back for it (Memtrade) |
+//! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`pager_peers`] | what a visit costs by the pager, and by other pagers in user space |
 //! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
@@ -16,17 +18,21 @@ pub mod guest_swap;
 pub mod hpbd;
 pub mod isolation;
 pub mod mapping;
+pub mod neighbour;
 pub mod pager_peers;
 pub mod prefetching_live;
+pub mod slab;
 pub mod wakefulness;
 
 use spillway_bench::studies::Study;
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 8] = [
+pub const ALL: [&dyn Study; 10] = [
     &pager_peers::PagerPeersStudy,
     &wakefulness::WakefulnessStudy,
     &isolation::IsolationStudy,
+    &neighbour::NeighbourStudy,
+    &slab::SlabStudy,
     &mapping::MappingStudy,
     &prefetching_live::PrefetchingLiveStudy,
     &dcm::DcmStudy,

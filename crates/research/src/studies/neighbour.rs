@@ -8,16 +8,16 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::servers::load::{Served, Times};
-use super::servers::memcached::Memcached;
-use super::servers::server::{Server, Session};
-use super::{Context, Study};
-use crate::harness::HarnessError;
-use crate::harness::memory_group::MemoryGroup;
-use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, Spillway, Storage, Via};
-use crate::harness::storage::PrivateDirectory;
-use crate::result::{Better, MICROSECONDS, OPERATIONS_PER_SECOND, SECONDS, StudyResult};
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::memory_group::MemoryGroup;
+use spillway_bench::harness::process::{Collected, Running};
+use spillway_bench::harness::spillway::{Donor, Spillway, Storage, Via};
+use spillway_bench::harness::storage::PrivateDirectory;
+use spillway_bench::result::{Better, MICROSECONDS, OPERATIONS_PER_SECOND, SECONDS, StudyResult};
+use spillway_bench::studies::servers::load::{Served, Times};
+use spillway_bench::studies::servers::memcached::Memcached;
+use spillway_bench::studies::servers::server::{Server, Session};
+use spillway_bench::studies::{Context, Study};
 use spillway_workloads::size::{MIB, Size};
 
 /// What the server's values take.
