@@ -1,4 +1,4 @@
-//! Studies that are run as those of the benchmarks are, and compare what the product does with what it could do instead.
+//! Studies that run as the benchmarks do, and compare what the product does with what it could do instead.
 //!
 //! | file | question |
 //! |---|---|
