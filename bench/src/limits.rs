@@ -66,9 +66,6 @@ pub const ROUNDS_MAX: usize = 100;
 /// that only ours is used.
 pub const SWAP_PRIORITY: i32 = 30_000;
 
-/// The kernel's largest priority (`SWAP_FLAG_PRIO_MASK`).
-pub const SWAP_PRIORITY_MAX: i32 = 32_767;
-
 /// One part in so many is added to a working set that was seen by looking now and then: a limit that is a little too
 /// low makes a program that goes through its memory in turn page all of it, and L(100) would not be what it says.
 const WORKING_SET_SLACK: u64 = 32;
@@ -98,7 +95,7 @@ pub const GUEST_TRIALS_MAX: u32 = 3;
 const _: () = {
     assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
     assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
-    assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
+    assert!(SWAP_PRIORITY <= spillway_machine::limits::SWAP_PRIORITY_MAX);
     assert!(GUEST_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
     assert!(RDMA_PARTS_DEADLINE.as_secs() < RDMA_TRIAL_DEADLINE.as_secs());
     assert!(RDMA_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());

@@ -216,16 +216,16 @@ mod tests {
     #[test]
     fn a_run_without_the_product_writes_what_was_left_out() {
         let directory = tempfile::tempdir().unwrap();
-        let result = run(&ALL, &settings(&["slab"], directory.path()), &Interrupt::never());
+        let result = run(&ALL, &settings(&["cost"], directory.path()), &Interrupt::never());
         if crate::harness::tool::find("spillway").is_some() {
             return spillway_sys::skipping::skip_because("a spillway is installed on this machine");
         }
         result.unwrap();
-        let text = std::fs::read_to_string(directory.path().join("slab.md")).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("cost.md")).unwrap();
         assert!(text.contains("Left out") && text.contains("--spillway"), "{text}");
         let summary = std::fs::read_to_string(directory.path().join("summary.json")).unwrap();
         let summary: RunSummary = serde_json::from_str(&summary).unwrap();
-        assert_eq!((summary.studies.len(), summary.studies[0].study.as_str()), (1, "slab"));
+        assert_eq!((summary.studies.len(), summary.studies[0].study.as_str()), (1, "cost"));
         assert!(summary.studies[0].complete && summary.studies[0].left_out > 0);
     }
 
@@ -299,10 +299,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::never();
         for rounds in [0, ROUNDS_MAX + 1] {
-            let nonsense = RunSettings { rounds: Some(rounds), ..settings(&["slab"], directory.path()) };
+            let nonsense = RunSettings { rounds: Some(rounds), ..settings(&["cost"], directory.path()) };
             assert!(run(&ALL, &nonsense, &interrupt).unwrap_err().to_string().contains("--rounds"));
         }
         interrupt.raise();
-        assert!(run(&ALL, &settings(&["slab"], directory.path()), &interrupt).unwrap_err().is_interrupt());
+        assert!(run(&ALL, &settings(&["cost"], directory.path()), &interrupt).unwrap_err().is_interrupt());
     }
 }

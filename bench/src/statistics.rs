@@ -49,12 +49,6 @@ pub fn paired_ratio(subject: &[Option<f64>], baseline: &[Option<f64>]) -> Option
     Summary::of(&pairs.filter_map(ratio).collect::<Vec<f64>>())
 }
 
-/// The geometric mean of numbers above 0; `None` without any.
-pub fn geometric_mean(numbers: &[f64]) -> Option<f64> {
-    let logarithms: f64 = numbers.iter().map(|number| number.ln()).sum();
-    (!numbers.is_empty()).then(|| (logarithms / numbers.len() as f64).exp())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -68,12 +62,6 @@ mod tests {
         assert_eq!(Summary::of(&[1.0, 2.0]).unwrap().median, 1.5);
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
-    }
-
-    #[test]
-    fn the_geometric_mean_is_that_of_factors() {
-        assert!(geometric_mean(&[2.0, 8.0]).is_some_and(|mean| (mean - 4.0).abs() < 1e-9));
-        assert_eq!(geometric_mean(&[]), None);
     }
 
     #[test]

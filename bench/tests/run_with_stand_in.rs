@@ -100,26 +100,6 @@ impl Stage {
 }
 
 #[test]
-fn the_slab_study_gives_numbers_tables_and_plots() {
-    let Some(stage) = Stage::new() else { return };
-    let output = stage.command("slab").output().unwrap();
-    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{messages}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("# slab"), "the table is on standard output");
-    let result = stage.result("slab");
-    assert_eq!(result.measures.len(), 3 * 6, "{:?}", result.skipped);
-    assert!(result.measures.iter().all(|measure| measure.samples.len() == 1));
-    assert!(result.skipped.is_empty(), "{:?}", result.skipped);
-    for file in ["slab.md", "slab-fill.svg", "slab-read.svg", "slab-us.svg", "slab-mib-s.svg"] {
-        assert!(stage.path("results").join(file).is_file(), "{file}");
-    }
-    let calls = std::fs::read_to_string(stage.path("calls")).unwrap();
-    assert!(calls.contains("--slab-size 256M") && calls.contains("--redundancy none"), "{calls}");
-    assert_eq!(calls.matches("device on").count(), calls.matches("device off").count());
-    stage.assert_nothing_is_left();
-}
-
-#[test]
 fn the_study_of_writes_tells_steps_at_the_bound_apart() {
     let Some(stage) = Stage::new() else { return };
     assert!(stage.command("writes").output().unwrap().status.success());
@@ -151,21 +131,27 @@ fn the_study_of_costs_takes_memory_and_processor_time_apart() {
     assert_eq!(result.median("128 KiB write", "spillway shm donor"), Some(0.0));
     assert!(result.median("own memory with nothing stored", "spillway shm donor").is_some_and(|size| size > 0.0));
     assert!(result.goals.iter().all(|goal| goal.met == Some(true)), "{:?}", result.goals);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("# cost"), "the table is on standard output");
+    for file in ["cost.md", "cost-cpu-s-gib.svg"] {
+        assert!(stage.path("results").join(file).is_file(), "{file}");
+    }
+    let calls = std::fs::read_to_string(stage.path("calls")).unwrap();
+    assert_eq!(calls.matches("device on").count(), calls.matches("device off").count());
     stage.assert_nothing_is_left();
 }
 
 #[test]
 fn several_studies_share_one_summary() {
     let Some(stage) = Stage::new() else { return };
-    let output = stage.command("slab").args(["--only", "writes"]).output().unwrap();
+    let output = stage.command("cost").args(["--only", "writes"]).output().unwrap();
     assert!(output.status.success());
     let summary = stage.summary();
     let studies: Vec<_> = summary.studies.iter().map(|study| (study.study.as_str(), study.complete)).collect();
-    assert_eq!(studies, [("slab", true), ("writes", true)]);
+    assert_eq!(studies, [("cost", true), ("writes", true)]);
     assert!(summary.quick && summary.studies.iter().all(|study| !study.goals.is_empty()));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not on standard output"));
-    assert!(place("# slab") < place("# writes") && place("# writes") < place("# Summary"));
+    assert!(place("# cost") < place("# writes") && place("# writes") < place("# Summary"));
     assert!(String::from_utf8_lossy(&output.stderr).contains(" left)"), "what remains is told");
     stage.assert_nothing_is_left();
 }
@@ -173,9 +159,9 @@ fn several_studies_share_one_summary() {
 #[test]
 fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
     let Some(stage) = Stage::new() else { return };
-    let mut child = stage.command("slab").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = stage.command("cost").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.contains("slab 4M")), "the second subject is announced");
+    assert!(lines.any(|line| line.contains("spillway tcp")), "the second subject is announced");
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     lines.for_each(drop);
     let end = Instant::now() + DEADLINE;
@@ -184,9 +170,8 @@ fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    let result = stage.result("slab");
-    assert!(result.measures.iter().all(|measure| measure.subject.starts_with("slab ")), "{:?}", result.measures);
-    assert!(result.measures.iter().any(|measure| measure.subject == "slab 1M"));
+    let result = stage.result("cost");
+    assert!(result.measures.iter().any(|measure| measure.subject == "spillway shm donor"), "{:?}", result.measures);
     assert!(!result.complete && !stage.summary().studies[0].complete, "it does not pass for a whole one");
     stage.assert_nothing_is_left();
 }
@@ -195,9 +180,9 @@ fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
 fn a_product_that_fails_is_left_out_with_its_message() {
     let Some(stage) = Stage::new() else { return };
     write_program(&stage.path("spillway"), "#!/bin/sh\necho 'there is too little memory to lend' >&2\nexit 1\n");
-    let output = stage.command("slab").output().unwrap();
+    let output = stage.command("cost").output().unwrap();
     assert!(output.status.success(), "what is left out is no failure of the run");
-    let result = stage.result("slab");
+    let result = stage.result("cost");
     assert!(result.measures.is_empty());
     assert!(result.skipped.iter().all(|skip| skip.reason.contains("too little memory")), "{:?}", result.skipped);
     stage.assert_nothing_is_left();

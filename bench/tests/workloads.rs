@@ -72,7 +72,7 @@ fn mistakes_have_their_status_and_say_what_to_do() {
         (vec!["measure"], 2, "measure"),
         (vec!["run", "--only", "magic"], 1, "programs"),
         (vec!["run", "--rounds", "0"], 1, "--rounds"),
-        (vec!["run", "--only", "slab", "--directory", "/dev/shm"], 1, "on a disk"),
+        (vec!["run", "--only", "cost", "--directory", "/dev/shm"], 1, "on a disk"),
         (vec!["demo", "--directory", "/nonexistent"], 1, "/nonexistent"),
     ] {
         let output = bench(&arguments);

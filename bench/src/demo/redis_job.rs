@@ -258,11 +258,6 @@ pub fn run(settings: &RedisSettings, interrupt: &Interrupt) -> Result<String, Ha
     Ok(format!("{}\nvalues {count}, wrong bytes {wrong_bytes}, saved file sound\n", digests.join("\n")))
 }
 
-/// Whether the programs for it are there.
-pub fn is_possible() -> bool {
-    tool::find("redis-server").is_some() && tool::find("redis-benchmark").is_some()
-}
-
 /// Settings for a directory; the seed is that of the demo.
 pub fn settings(size: Size, value: Size, directory: Option<&Path>) -> RedisSettings {
     RedisSettings { size, value, seed: 7, directory: directory.map(Path::to_owned) }
@@ -310,10 +305,8 @@ mod tests {
 
     #[test]
     fn the_job_repeats_its_output_and_cleans_up() {
-        if !is_possible() {
-            return spillway_sys::skipping::skip_because(
-                "Redis is not installed; on Debian: apt install redis-server redis-tools",
-            );
+        if let Err(error) = tool::need("redis-server").and(tool::need("redis-benchmark")) {
+            return spillway_sys::skipping::skip_because(error);
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         for (value, count) in [(SMALL_VALUE, 1820), (PAGE_VALUE, 497)] {

@@ -3,7 +3,7 @@
 use super::redis_job::Served;
 use super::server::Shown;
 use crate::harness::HarnessError;
-use crate::harness::fault_latency::{Source, Waits};
+use crate::harness::fault_latency::Waits;
 use crate::table::Table;
 use spillway_workloads::size::{Size, format_bytes};
 
@@ -121,16 +121,12 @@ impl Row {
     }
 }
 
-/// Median and 99th percentile, marked where they are means of windows; dashes where too few pages came in to tell.
+/// Median and 99th percentile; dashes where too few pages came in to tell.
 fn percentiles(waits: &Waits) -> [String; 2] {
-    let mark = if waits.source == Source::Requests { "" } else { "~" };
-    match waits.percentiles_us {
-        Some((p50, p99)) => [p50, p99].map(|part| format!("{mark}{part:.0}")),
-        None => dashes(),
-    }
+    waits.percentiles_us.map_or_else(dashes, |(p50, p99)| [p50, p99].map(|part| format!("{part:.0}")))
 }
 
-/// What the columns are. What is said of windows is said only where there are some.
+/// What the columns are.
 const NOTES: &str = "
 x: time relative to all memory local. Disk swap has the same limit; '>' where it was ended early. Where the machine keeps its disk in
 memory (a virtual machine's host does), disk swap is as fast as memory; other disks are slower.
@@ -203,10 +199,8 @@ impl Report {
         text += &self.server_table();
         text += &self.memcached.map_or(String::new(), |shown| format!("\n{}", shown.table()));
         text += NOTES;
-        if let Some(reason) = self.rows.iter().find_map(|row| row.device.as_ref()?.waits.source.reason()) {
-            text += &format!(
-                "~: means of windows of 20 ms instead of requests, for want of the kernel's events: {reason}\n"
-            );
+        if let Some(reason) = self.rows.iter().find_map(|row| row.device.as_ref()?.waits.obstacle.as_ref()) {
+            text += &format!("The kernel has no events of requests here: {reason}\n");
         }
         if !self.inputs.is_empty() {
             text += &format!("Inputs: {}. More with --large.\n", self.inputs.join("; "));
@@ -340,7 +334,7 @@ mod tests {
     }
 
     fn row(wrong_bytes: u64, disk: Disk) -> Row {
-        let waits = Waits { mean_us: Some(20.0), percentiles_us: Some((12.0, 40.0)), source: Source::Requests };
+        let waits = Waits { percentiles_us: Some((12.0, 40.0)), obstacle: None };
         let device = Lent { waits, donor_killed: wrong_bytes == 0, ..lent(3.0, wrong_bytes) };
         Row {
             program: "sort".to_owned(),
@@ -433,17 +427,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_marked_and_explained() {
+    fn a_kernel_without_events_is_told_once() {
         let mut report = Report::default();
         report.push(row(0, Disk::NotRun));
-        assert!(!report.text().contains('~'), "{}", report.text());
-        let mut coarse = row(0, Disk::NotRun);
-        coarse.device.as_mut().unwrap().waits.source = Source::Windows("no tracefs".to_owned());
-        report.push(coarse);
-        let text = report.text();
-        for part in [" 12 |", " ~12 |", " ~40 |", "~: means of windows", "no tracefs"] {
-            assert!(text.contains(part), "{part}\n{text}");
-        }
+        assert!(!report.text().contains("no events"), "{}", report.text());
+        let mut blind = row(0, Disk::NotRun);
+        blind.device.as_mut().unwrap().waits = Waits { percentiles_us: None, obstacle: Some("no tracefs".to_owned()) };
+        report.push(blind);
+        assert!(report.text().contains("no events of requests here: no tracefs"), "{}", report.text());
     }
 
     #[test]

@@ -13,7 +13,6 @@ use crate::studies::Context;
 use crate::studies::places::{Place, Places};
 use crate::studies::servers::load::Times;
 use crate::studies::servers::memcached::Memcached;
-use crate::studies::servers::mix::ZIPF;
 use crate::studies::servers::server::{self, Server as _};
 use crate::table::Table;
 use spillway_workloads::size::{Size, format_bytes};
@@ -83,7 +82,7 @@ impl Shown {
 
 /// Measures it with values of `size` in each of `ways`. A wrong value is an error.
 pub fn show(context: &Context, progress: &Progress, size: Size, ways: &[Via]) -> Result<Shown, HarnessError> {
-    let server = Memcached::new(ZIPF, size);
+    let server = Memcached::new(size);
     let mut places = Places::new(context, "disk");
     let mut ask = |title: &str, place| {
         let step = progress.begin(&format!("{NAME}: {title}"));

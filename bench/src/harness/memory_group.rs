@@ -9,9 +9,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use spillway_machine::cgroup;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::proc_text::fields::counter_of;
 
@@ -23,14 +24,11 @@ use super::reclaim_guard::ReclaimGuard;
 /// How long an emptied group may take until it can be removed.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Room between the throttling and the killing limit of version 2 at least, as in `spillway run`.
-const HARD_LIMIT_ROOM_BYTES: u64 = 64 << 20;
-
 /// A memory cgroup of this run's own.
 #[derive(Debug)]
 pub struct MemoryGroup {
     version: Version,
-    path: PathBuf,
+    group: cgroup::MemoryGroup,
     guard: Option<ReclaimGuard>,
 }
 
@@ -52,18 +50,14 @@ impl MemoryGroup {
             HarnessError::Missing("no memory cgroup is mounted; mount one under /sys/fs/cgroup".to_owned())
         })?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = hierarchy.root.join(format!("spillway-bench-{}-{number}", std::process::id()));
-        if hierarchy.version == Version::V2 {
-            // Already on where systemd runs; a refusal shows when the limit cannot be set.
-            let _ = std::fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
-        }
-        std::fs::create_dir(&path).map_err(|error| match error.kind() {
+        let name = format!("spillway-bench-{}-{number}", std::process::id());
+        let made = cgroup::MemoryGroup::create_apart(&hierarchy, &name).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
                 HarnessError::Missing("making a memory cgroup needs root; use sudo".to_owned())
             }
-            _ => HarnessError::system(format!("making {}", path.display()))(error),
+            _ => HarnessError::system("making a memory cgroup")(error),
         })?;
-        let mut group = Self { version: hierarchy.version, path, guard: None };
+        let mut group = Self { version: hierarchy.version, group: made, guard: None };
         if let Some(limit) = limit_bytes {
             group.limit(limit)?;
         }
@@ -82,16 +76,9 @@ impl MemoryGroup {
 
     /// The same limit as `spillway run` sets: version 2 throttles at it and kills only well above it.
     fn limit(&mut self, limit_bytes: u64) -> Result<(), HarnessError> {
-        match self.version {
-            Version::V1 => self.write("memory.limit_in_bytes", &limit_bytes.to_string())?,
-            Version::V2 => {
-                let hard = limit_bytes + (limit_bytes / 4).max(HARD_LIMIT_ROOM_BYTES);
-                self.write("memory.max", &hard.to_string())?;
-                self.write("memory.high", &limit_bytes.to_string())?;
-            }
-        }
-        let charge = self.path.join(self.name("memory.usage_in_bytes", "memory.current"));
-        self.guard = Some(ReclaimGuard::start(self.path.join("memory.stat"), charge, limit_bytes));
+        self.group.set_limit(Some(limit_bytes)).map_err(HarnessError::system("limiting a memory cgroup"))?;
+        let statistics = self.group.path().join("memory.stat");
+        self.guard = Some(ReclaimGuard::start(statistics, self.charge_file(), limit_bytes));
         Ok(())
     }
 
@@ -104,14 +91,13 @@ impl MemoryGroup {
 
     /// All that is charged to it now.
     pub fn charged_bytes(&self) -> u64 {
-        let path = self.path.join(self.name("memory.usage_in_bytes", "memory.current"));
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        std::fs::read_to_string(self.charge_file()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
     /// `command` as a command that enters the group first.
     pub fn enter(&self, command: &Command) -> Command {
         let mut shell = bound("sh");
-        shell.arg("-c").arg("echo $$ > \"$0\" && exec \"$@\"").arg(self.path.join("cgroup.procs"));
+        shell.arg("-c").arg("echo $$ > \"$0\" && exec \"$@\"").args(self.group.procs_files());
         shell.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -127,8 +113,15 @@ impl MemoryGroup {
 
     /// What it holds now.
     pub fn usage(&self) -> GroupUsage {
-        let read = |file: &str| std::fs::read_to_string(self.path.join(file)).unwrap_or_default();
-        GroupUsage::parse(&read("memory.stat"), self.charged_bytes(), self.version)
+        let text = std::fs::read_to_string(self.group.path().join("memory.stat")).unwrap_or_default();
+        let unused_bytes = counter_of(&text, self.name("total_inactive_file", "inactive_file")).unwrap_or(0);
+        // The two files are not read at one moment.
+        let working_bytes = self.charged_bytes().saturating_sub(unused_bytes);
+        GroupUsage { working_bytes, major_faults: self.group.major_faults() }
+    }
+
+    fn charge_file(&self) -> PathBuf {
+        self.group.path().join(self.name("memory.usage_in_bytes", "memory.current"))
     }
 
     fn name<'name>(&self, one: &'name str, two: &'name str) -> &'name str {
@@ -136,26 +129,15 @@ impl MemoryGroup {
     }
 
     fn write(&self, file: &str, value: &str) -> Result<(), HarnessError> {
-        let path = self.path.join(file);
+        let path = self.group.path().join(file);
         std::fs::write(&path, value).map_err(HarnessError::system(format!("writing {value} to {}", path.display())))
     }
 
     fn end_processes(&self) {
-        let text = std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
-        for process in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+        for process in self.group.processes().into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?))
+        {
             let _ = kill_process(process, Signal::KILL);
         }
-    }
-}
-
-impl GroupUsage {
-    fn parse(text: &str, charged_bytes: u64, version: Version) -> Self {
-        let value = |name| counter_of(text, name).unwrap_or(0);
-        let (unused, faults) = match version {
-            Version::V1 => ("total_inactive_file", "total_pgmajfault"),
-            Version::V2 => ("inactive_file", "pgmajfault"),
-        };
-        Self { working_bytes: charged_bytes.saturating_sub(value(unused)), major_faults: value(faults) }
     }
 }
 
@@ -163,10 +145,10 @@ impl Drop for MemoryGroup {
     fn drop(&mut self) {
         self.guard.take();
         let removed = Interrupt::never().poll("the end of a memory cgroup", REMOVAL_DEADLINE, || {
-            std::fs::remove_dir(&self.path).map_err(|_| self.end_processes()).ok()
+            self.group.remove(Instant::now()).map_err(|_| self.end_processes()).ok()
         });
         if let Err(error) = removed {
-            eprintln!("spillway-bench: cannot remove {}: {error}; remove it with rmdir", self.path.display());
+            eprintln!("spillway-bench: cannot remove {}: {error}; remove it with rmdir", self.group.path().display());
         }
     }
 }
@@ -176,15 +158,6 @@ mod tests {
     use super::*;
     use crate::harness::process::{Collected, Running};
 
-    #[test]
-    fn usage_is_read_by_version() {
-        let text = "inactive_file 5\npgmajfault 7\ntotal_inactive_file 4096\ntotal_pgmajfault 3\n";
-        let parse = |charged_bytes, version| GroupUsage::parse(text, charged_bytes, version);
-        assert_eq!(parse(10_000, Version::V1), GroupUsage { working_bytes: 5904, major_faults: 3 });
-        assert_eq!(parse(10_000, Version::V2), GroupUsage { working_bytes: 9995, major_faults: 7 });
-        assert_eq!(parse(1, Version::V1).working_bytes, 0, "the two files are not read at one moment");
-    }
-
     fn group(limit: Option<u64>) -> Option<MemoryGroup> {
         MemoryGroup::create(limit).map_err(spillway_sys::skipping::skip_because).ok()
     }
@@ -192,7 +165,7 @@ mod tests {
     #[test]
     fn a_program_runs_inside_and_the_group_goes() {
         let Some(group) = group(Some(64 << 20)) else { return };
-        let path = group.path.clone();
+        let path = group.group.path().to_owned();
         let mut command = Command::new("sh");
         command.arg("-c").arg("cat /proc/self/cgroup; echo \"$WORD\"").env("WORD", "two words");
         let output = Collected::default();
@@ -207,11 +180,11 @@ mod tests {
     #[test]
     fn a_limit_is_the_kernels_and_only_limited_groups_are_guarded() {
         let Some(limited) = group(Some(48 << 20)) else { return };
-        let file = limited.path.join(limited.name("memory.limit_in_bytes", "memory.high"));
+        let file = limited.group.path().join(limited.name("memory.limit_in_bytes", "memory.high"));
         assert_eq!(std::fs::read_to_string(file).unwrap().trim(), (48 << 20).to_string());
         assert!(limited.guard.is_some());
         let Some(free) = group(None) else { return };
-        assert!(free.guard.is_none() && free.path != limited.path);
+        assert!(free.guard.is_none() && free.group.path() != limited.group.path());
     }
 
     #[test]
@@ -219,7 +192,7 @@ mod tests {
         match MemoryGroup::strict(48 << 20) {
             Ok(group) => {
                 assert!(group.version == Version::V2 && group.guard.is_none());
-                let limit = std::fs::read_to_string(group.path.join("memory.max")).unwrap();
+                let limit = std::fs::read_to_string(group.group.path().join("memory.max")).unwrap();
                 assert_eq!(limit.trim(), (48 << 20).to_string());
             }
             // The machine has the older version, and is told so; or no process may make groups here.
@@ -257,11 +230,11 @@ mod tests {
     #[test]
     fn what_is_left_inside_is_ended() {
         let Some(group) = group(None) else { return };
-        let path = group.path.clone();
+        let path = group.group.path().to_owned();
         let mut command = Command::new("sleep");
         let mut running =
             Running::start("a sleeper", &mut group.enter(command.arg("100")), Collected::default()).unwrap();
-        let inside = || std::fs::read_to_string(path.join("cgroup.procs")).ok().filter(|text| !text.is_empty());
+        let inside = || (!group.group.processes().is_empty()).then_some(());
         Interrupt::never().poll("the sleeper in its group", Duration::from_secs(60), inside).unwrap();
         drop(group);
         assert!(!path.exists());

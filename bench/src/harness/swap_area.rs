@@ -5,15 +5,14 @@
 //! file in memory is never swapped to.
 
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use spillway_sys::proc_text::{swaps, unescaped};
+use spillway_machine::swap_list;
 
 use super::interrupt::Interrupt;
 use super::{HarnessError, storage, tool};
-use crate::limits::{SWAP_LOCK_DEADLINE, SWAP_OFF_DEADLINE, SWAP_PRIORITY, SWAP_PRIORITY_MAX};
+use crate::limits::{SWAP_LOCK_DEADLINE, SWAP_OFF_DEADLINE, SWAP_PRIORITY};
 
 /// Locked while an area of ours is on. Any place that all runs share and that root may write to will do.
 const LOCK_FILE: &str = "/run/spillway-bench.lock";
@@ -43,31 +42,20 @@ impl SwapArea {
         // From here on the value exists, so that a failure turns off what may be on.
         let area = Self { _lock: lock(Path::new(LOCK_FILE), SWAP_LOCK_DEADLINE, interrupt)?, path: path.to_owned() };
         tool::run("mkswap", [path], interrupt)?;
-        let priority = priority_above(&list()).to_string();
+        let priority = priority().to_string();
         tool::run("swapon", ["--priority".as_ref(), priority.as_ref(), path.as_os_str()], interrupt)?;
         Ok(area)
     }
 }
 
-/// The swap areas that are on, as the kernel lists them.
-fn list() -> Vec<u8> {
-    std::fs::read("/proc/swaps").unwrap_or_default()
-}
-
 /// A priority above those of all areas that are on, and above the usual ones.
-fn priority_above(list: &[u8]) -> i32 {
-    let highest = swaps::all(list).map(|area| area.priority).max();
-    highest.map_or(SWAP_PRIORITY, |priority| SWAP_PRIORITY.max(priority + 1)).min(SWAP_PRIORITY_MAX)
-}
-
-/// Whether the kernel swaps to `path`.
-fn is_on(list: &[u8], path: &Path) -> bool {
-    swaps::all(list).any(|area| unescaped(area.path).eq(path.as_os_str().as_bytes().iter().copied()))
+fn priority() -> i32 {
+    SWAP_PRIORITY.max(swap_list::priority_above(&swap_list::read().unwrap_or_default()))
 }
 
 impl Drop for SwapArea {
     fn drop(&mut self) {
-        if is_on(&list(), &self.path)
+        if swap_list::find(&self.path).is_ok_and(|area| area.is_some())
             && let Err(error) = tool::undo("swapoff", [&self.path], SWAP_OFF_DEADLINE)
         {
             eprintln!("spillway-bench: {error}; run: swapoff {}", self.path.display());
@@ -78,15 +66,6 @@ impl Drop for SwapArea {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn priorities_are_above_all_others() {
-        let list = |priority: i32| format!("Filename Type Size Used Priority\n/dev/x partition 1 0 {priority}\n");
-        let found = [-2, 100, 30_001, 32_767].map(|priority| priority_above(list(priority).as_bytes()));
-        assert_eq!(found, [SWAP_PRIORITY, SWAP_PRIORITY, 30_002, 32_767]);
-        assert_eq!(priority_above(b""), SWAP_PRIORITY);
-        assert!(is_on(list(1).as_bytes(), Path::new("/dev/x")) && !is_on(list(1).as_bytes(), Path::new("/dev/xy")));
-    }
 
     #[test]
     fn only_one_at_a_time_and_a_failure_frees_the_place() {

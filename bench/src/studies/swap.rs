@@ -66,7 +66,7 @@ impl Study for SwapStudy {
 }
 
 /// Fills and visits memory over `subject`.
-pub(super) fn measure(
+pub fn measure(
     context: &Context,
     result: &mut StudyResult,
     (round, subject): (usize, Subject),

@@ -1,8 +1,7 @@
 //! A bound of page traffic (`run --bandwidth`) as people read it, in `status` and at the end of a run.
 
 use serde_json::Value;
-
-use crate::size::human;
+use spillway_machine::size::human;
 
 /// A bound of page traffic and what it did, for people; `None` for none.
 pub(crate) fn describe(bound: &Value) -> Option<String> {

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
+use spillway_machine::cgroup::usage::GroupUsage;
+use spillway_machine::size::LocalBudget;
 use spillway_policy::sizing::stall_controller::{Reading, StallController};
 
-use crate::cgroup::usage::GroupUsage;
 use crate::limits;
-use crate::size::LocalBudget;
 
 /// A limit shrinks by at most this part of itself at a time.
 const SHRINK_DIVISOR: u64 = 16;

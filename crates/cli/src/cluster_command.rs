@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
+use spillway_machine::size::human;
+
 use crate::agent::cluster::view::{ClusterView, MemberView};
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;
 use crate::limits;
 use crate::output;
 use crate::registry::{Kind, Registry};
-use crate::size::human;
 use crate::status_socket::{self, Question};
 
 /// Asks and prints.

@@ -16,26 +16,26 @@ use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
 use spillway_fabric::tcp::Weights;
+use spillway_machine::cgroup::OwnGroup;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
+use spillway_machine::size::human;
+use spillway_machine::waiting::wait_until;
 use spillway_sys::core_dumps;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 
 use crate::arguments::DonateArguments;
-use crate::cgroup::OwnGroup;
 use crate::device::storage;
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::waiting::wait_until;
 use crate::machine_weight;
 use crate::mend;
 use crate::mender::Mender;
 use crate::output::{self, say};
 use crate::registry::{Entry, Kind, Registry};
 use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
-use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its signals and its owner.
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn too_little_memory_is_told_in_numbers() {
         let all = Memory::read().unwrap().total_bytes;
-        let greedy = DonateArguments { headroom: Some(crate::size::Size { bytes: all }), ..arguments() };
+        let greedy = DonateArguments { headroom: Some(spillway_machine::size::Size { bytes: all }), ..arguments() };
         assert!(failure(&greedy).contains("too little memory to lend"));
         let wrong = "1000T".parse().unwrap();
         for wrong in [

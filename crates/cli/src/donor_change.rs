@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use spillway_fabric::address::DonorAddress;
+use spillway_machine::interruption::Interruption;
 use spillway_volume::running::RunningVolume;
 
 use crate::arguments::{AddDonorArguments, OutputArguments, RemoveDonorArguments};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
 use crate::output::{self, say};
 use crate::progress::Progress;
@@ -111,7 +111,7 @@ fn stalled(found: &Found, address: &str, left_bytes: u64) -> Failure {
     Failure::Failed(format!(
         "{} cannot leave the donor {address}: no other donor of the {} has room, and its disk lacks pages, if it has one; \
          add another donor. The removal goes on as soon as there is room, and `add-donor` calls it off",
-        crate::size::human(left_bytes),
+        spillway_machine::size::human(left_bytes),
         found.title(),
     ))
 }

@@ -14,6 +14,8 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
 use spillway_fabric::key::ClusterKey;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::size::human;
 use spillway_sys::socket_file;
 
 use crate::agent::cluster::view::{ClusterView, MemberView};
@@ -21,13 +23,11 @@ use crate::arguments::DrainArguments;
 use crate::cluster_donors::agents_view;
 use crate::device::storage;
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
 use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
-use crate::size::human;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);

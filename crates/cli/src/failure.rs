@@ -4,6 +4,8 @@
 
 use std::fmt::Display;
 
+use spillway_machine::interruption::Interrupted;
+
 /// Exit status of a command that did what it was asked.
 pub(crate) const EXIT_DONE: u8 = 0;
 /// Exit status of a command that failed.
@@ -35,6 +37,12 @@ pub(crate) enum Failure {
     /// A signal asked the command to end before it was done; it ends by the same signal.
     #[error("interrupted by signal {0}")]
     Interrupted(i32),
+}
+
+impl From<Interrupted> for Failure {
+    fn from(Interrupted(signal): Interrupted) -> Self {
+        Self::Interrupted(signal)
+    }
 }
 
 impl Failure {

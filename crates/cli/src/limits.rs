@@ -147,16 +147,6 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// A device's process whose launcher gave up while it was starting has so long to undo what it did.
 pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A memory group of our own goes once the kernel has let go of the last thread in it, which takes milliseconds (seen
-/// to fail without a wait once in some hundred, cgroup v2).
-pub(crate) const GROUP_REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
-
-/// How often a wait looks again.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// A lock that one process of ours holds for a moment, and another waits for; longer than any takes on a busy machine.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-
 /// A status socket that does not answer within this belongs to a hung process; `status` says so.
 pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -221,23 +211,8 @@ pub(crate) const TRACE_BYTES_MAX: u64 = 1 << 30;
 /// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
 pub(crate) const NAME_LENGTH_MAX: usize = 32;
 
-/// The kernel's largest swap priority.
-pub(crate) const SWAP_PRIORITY_MAX: i32 = 32767;
-
-/// Memory that must stay available after a swap area came back, besides its pages: the kernel kills processes earlier
-/// than it uses the last page.
-pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
-
-/// On a small machine, this part of its memory instead.
-pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
-
 /// Logs of devices that are gone and did not end well: more than a user looks at.
 pub(crate) const LOGS_KEPT_MAX: usize = 16;
-
-/// How long `swap off` waits for another process's that brings no page back: longer than a device fails a request in.
-pub(crate) const SWAP_OFF_STALL: Duration = Duration::from_secs(60);
-/// How often `swap off` tries again when the kernel was short of memory for a moment.
-pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
 
 /// Heap that a device's process has before memory is short: control messages, handshakes and what its threads keep for
 /// thousands of slabs take about 2 MiB.

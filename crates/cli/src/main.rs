@@ -2,8 +2,8 @@
 //!
 //! In reading order:
 //! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed.
-//! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
-//! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
+//! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
+//! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
 //! - [`sizing`]: how much memory a program needs.
 //! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
@@ -24,7 +24,6 @@ mod as_typed;
 mod bandwidth_report;
 mod budget;
 mod callers_preload;
-mod cgroup;
 mod cluster_command;
 mod cluster_donors;
 #[cfg(test)]
@@ -36,11 +35,9 @@ mod donor_change;
 mod drain;
 mod failure;
 mod generated_files;
-mod interruption;
 mod key_command;
 mod limits;
 mod log_writer;
-mod machine;
 mod machine_weight;
 mod mend;
 mod mender;
@@ -58,14 +55,13 @@ mod registry;
 mod run;
 mod sandbox;
 mod setup;
-mod size;
 mod sizing;
 mod state_changes;
 mod status;
 mod status_socket;
 mod staying_report;
-mod swap_area;
 mod swap_command;
+mod system;
 mod top;
 mod trace;
 mod trace_file;
@@ -74,6 +70,7 @@ mod web_server;
 
 use std::process::ExitCode;
 
+use spillway_machine::interruption;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};

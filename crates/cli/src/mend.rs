@@ -13,19 +13,20 @@ use spillway_frontend::fuse::leftovers::{Leftover, LeftoverKind};
 use spillway_frontend::nbd::leftovers::AbandonedNbd;
 use spillway_frontend::ublk::leftovers::AbandonedUblk;
 use spillway_frontend::{fuse, nbd, ublk};
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_machine::reserve::Reserve;
+use spillway_machine::swap_area;
+use spillway_machine::swap_read_ahead::ReadAheadAside;
+use spillway_machine::waiting::wait_until;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::cgroup::MemoryGroup;
 use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::reserve::Reserve;
-use crate::machine::swap_read_ahead::ReadAheadAside;
-use crate::machine::waiting::wait_until;
 use crate::output::say;
+use crate::progress_line;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
-use crate::swap_area;
 
 /// Everything of ours whose owner is dead, in words.
 pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
@@ -96,7 +97,7 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
         if let LeftoverKind::LoopDevice(path, _) = &leftover.kind {
             // One that another mender has freed may be a living process's by now.
             let Some(_held) = fuse::leftovers::hold(&leftover).map_err(Failure::failed)? else { continue };
-            if let Err(error) = swap_area::off(path, true) {
+            if let Err(error) = swap_area::off(path, progress_line::of_swap_off(true)) {
                 lines.push(error.to_string());
             }
         }
@@ -193,7 +194,7 @@ fn mend_device(registry: &Registry, found: &Found) -> Result<(), String> {
         let waiting = ublk::leftovers::list().map_err(|error| error.to_string())?.into_iter().find(waits);
         match waiting {
             Some(left) => give_up(path, &left)?,
-            None => swap_area::off(path, true).map_err(|error| error.to_string())?,
+            None => swap_area::off(path, progress_line::of_swap_off(true)).map_err(|error| error.to_string())?,
         }
     }
     // Only its keeper may have died; one that is in use stays.
@@ -206,7 +207,7 @@ fn mend_device(registry: &Registry, found: &Found) -> Result<(), String> {
 /// begun, and the device then deleted under it: whatever is read from there on fails, and the kernel lets go.
 fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
-        let off = scope.spawn(|| swap_area::off(path, false));
+        let off = scope.spawn(|| swap_area::off(path, |_| ()));
         if !wait_until(Instant::now() + limits::GIVE_UP_DEADLINE, || off.is_finished())
             && let Err(error) = ublk::leftovers::delete(left.identity)
         {

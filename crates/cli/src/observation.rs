@@ -6,6 +6,8 @@
 //! Invariants: a report that cannot be read is a warning, never a row of zeroes; the figures are those of
 //! `spillway status --json`, so there is one truth.
 
+use spillway_machine::memory::Memory;
+use spillway_machine::swap_list;
 use spillway_sys::lease::read_unless_leased;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -22,8 +24,6 @@ use spillway_volume::status::DeviceStatus;
 use crate::device::records::DeviceReport;
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list;
 use crate::registry::{Found, Kind, Registry};
 use crate::status::{self, Item};
 

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use spillway_fabric::address::DonorAddress;
+use spillway_machine::memory::Memory;
+use spillway_machine::process::{open_log, wait_for};
+use spillway_machine::size::human;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::process::{open_log, wait_for};
-use crate::size::human;
 
 /// How many donors to start, and what each lends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use spillway_machine::size::human;
+
 use crate::limits;
-use crate::size::human;
 
 /// See the module text.
 #[derive(Debug)]

@@ -62,6 +62,17 @@ impl ProgressLine {
     }
 }
 
+/// How much came back from a swap area that is being switched off, on a line of its own, if it `is_shown`.
+pub(crate) fn of_swap_off(is_shown: bool) -> impl FnMut(u64) + Send {
+    let mut progress = Progress::new("brought back", Instant::now(), 0);
+    let mut line = ProgressLine::new("swap off", is_shown);
+    move |left_bytes| {
+        let now = Instant::now();
+        progress.look(now, left_bytes);
+        line.show_bytes(now, &progress);
+    }
+}
+
 impl Drop for ProgressLine {
     fn drop(&mut self) {
         if let Place::Terminal(bar) = &self.place {

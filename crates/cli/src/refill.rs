@@ -6,14 +6,14 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::size::human;
 
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::Registry;
-use crate::size::human;
 use crate::status;
 
 /// Between two looks.

@@ -12,12 +12,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_machine::lock::{self, LockError};
+use spillway_machine::process::ProcessIdentity;
 use spillway_sys::own_files::{self, PlaceError};
 
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::lock::{self, LockError};
-use crate::machine::process::ProcessIdentity;
 
 /// What an entry stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

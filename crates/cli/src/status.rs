@@ -6,16 +6,16 @@ use std::fmt::Write;
 
 use serde::Serialize;
 use serde_json::Value;
+use spillway_machine::memory::Memory;
+use spillway_machine::size::human;
+use spillway_machine::swap_list::{self, SwapArea};
 use spillway_volume::disk_writer::NOT_RESERVED;
 
 use crate::arguments::OutputArguments;
 use crate::bandwidth_report;
 use crate::failure::Failure;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list::{self, SwapArea};
 use crate::prefetch_report;
 use crate::registry::{Found, Kind, Registry};
-use crate::size::human;
 use crate::status_socket;
 use crate::staying_report;
 
@@ -538,7 +538,7 @@ mod tests {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| ask(&found, &areas));
             while !asking.is_finished() {
-                server.serve(crate::limits::POLL_INTERVAL, &mut |_| answer.clone());
+                server.serve(spillway_machine::limits::POLL_INTERVAL, &mut |_| answer.clone());
             }
             asking.join().unwrap()
         })

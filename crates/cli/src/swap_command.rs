@@ -1,6 +1,9 @@
 //! `spillway swap on`, `off` and `status`: a swap device for the whole machine.
 
 use serde_json::json;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::reserve::Reserve;
+use spillway_machine::{swap_area, swap_list};
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
@@ -9,14 +12,11 @@ use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
 use crate::donor_change::{self, Among};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
-use crate::machine::reserve::Reserve;
-use crate::machine::swap_list;
 use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
-use crate::{mend, output, swap_area};
+use crate::{mend, output, progress_line};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
@@ -46,9 +46,9 @@ fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     }
     interruption.check()?;
     swap_area::on(&path, priority).map_err(Failure::failed)?;
-    if let Err(failure) = interruption.check().and_then(|()| device.keep()) {
+    if let Err(failure) = interruption.check().map_err(Failure::from).and_then(|()| device.keep()) {
         // Nothing was paged out yet, or very little.
-        swap_area::off(&path, false).map_err(Failure::failed)?;
+        swap_area::off(&path, |_| ()).map_err(Failure::failed)?;
         return Err(failure);
     }
     if arguments.device.output.json {
@@ -76,7 +76,7 @@ fn bring_back(found: &Found, interruption: &Interruption, show_progress: bool) -
     let record = DeviceRecord::read(&found.path).and_then(|record| record.path);
     let path = record.ok_or_else(|| Failure::Failed(format!("the {} does not say where it is", found.title())))?;
     swap_area::check_room(&path, Reserve::kept_back_bytes(&found.path)).map_err(Failure::failed)?;
-    match swap_area::off(&path, show_progress) {
+    match swap_area::off(&path, progress_line::of_swap_off(show_progress)) {
         Ok(()) => Ok(()),
         Err(error) if error.is_interrupted() => {
             let signal = interruption.signal().unwrap_or(signal_hook::consts::SIGINT);

@@ -12,8 +12,9 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 18] = [
     "sys",
+    "machine",
     "plot",
     "fabric",
     "block",

@@ -13,7 +13,6 @@ use std::time::Instant;
 use flate2::read::GzDecoder;
 use spillway_bench::machine::Machine;
 use spillway_bench::result::{Better, MILLISECONDS_LOST, PER_CENT, PER_CENT_WASTE, StudyResult, TIMES_OPTIMAL, Unit};
-use spillway_bench::statistics::geometric_mean;
 use spillway_policy::prefetch::streams::{Faulter, Streams};
 use spillway_policy::prefetch::{Candidates, PageNumber, Prefetcher};
 use spillway_policy::replay::accesses::Accesses;
@@ -343,6 +342,12 @@ fn decision_ns(prefetcher: AnyPrefetcher, next: &mut dyn FnMut(u64) -> u64) -> f
         least_ns = least_ns.min(begun.elapsed().as_nanos() as f64 / DECISIONS as f64);
     }
     least_ns
+}
+
+/// The geometric mean of numbers above 0; `None` without any.
+fn geometric_mean(numbers: &[f64]) -> Option<f64> {
+    let logarithms: f64 = numbers.iter().map(|number| number.ln()).sum();
+    (!numbers.is_empty()).then(|| (logarithms / numbers.len() as f64).exp())
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use spillway_pager::limits::BUDGET_BYTES_MIN;
 use super::load::{Served, Times};
 use super::mariadb::{self, MariaDb};
 use super::memcached::Memcached;
-use super::mix::{ETC, SYS, ZIPF};
 use super::postgres::{self, Postgres};
 use super::redis::Redis;
 use super::server::{self, Server, pages_moved};
@@ -63,8 +62,7 @@ pub struct Figures {
 }
 
 /// Names of all, in the order of their runs.
-pub const NAMES: [&str; 7] =
-    ["memcached zipf", "memcached etc", "memcached sys", "redis zipf", sort::NAME, postgres::NAME, mariadb::NAME];
+pub const NAMES: [&str; 5] = ["memcached zipf", "redis zipf", sort::NAME, postgres::NAME, mariadb::NAME];
 
 /// Names of those to measure only, separated by commas.
 const CHOICE: &str = "SPILLWAY_BENCH_SERVERS";
@@ -89,10 +87,8 @@ fn choose(choice: &str) -> Result<Vec<&'static str>, HarnessError> {
 pub fn candidate(context: &Context, name: &str) -> Result<Candidate, HarnessError> {
     let size = context.choose(SIZE, SIZE_QUICK);
     let server: Box<dyn Server> = match name {
-        "memcached zipf" => Box::new(Memcached::new(ZIPF, size)),
-        "memcached etc" => Box::new(Memcached::new(ETC, size)),
-        "memcached sys" => Box::new(Memcached::new(SYS, size)),
-        "redis zipf" => Box::new(Redis::new(ZIPF, size)),
+        "memcached zipf" => Box::new(Memcached::new(size)),
+        "redis zipf" => Box::new(Redis::new(size)),
         postgres::NAME => Box::new(Postgres::prepare(context, size)?),
         mariadb::NAME => Box::new(MariaDb::prepare(context, context.choose(mariadb::SCALE, mariadb::SCALE_QUICK))?),
         _ => return sort_job(context, context.choose(sort::TEXT, SIZE_QUICK)).map(Candidate::Program),

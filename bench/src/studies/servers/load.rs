@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use spillway_block::latency::LatencyHistogram;
 
-use super::mix::{Mix, SKEW};
+use super::mix::{self, SKEW};
 use crate::demo::redis_job::key;
 use crate::harness::HarnessError;
 use crate::harness::cpu_use::{CpuUse, counted};
@@ -47,8 +47,6 @@ pub trait Connection: Send {
 pub struct Load {
     /// The server's name in messages.
     pub server: &'static str,
-    /// Reads, writes and values.
-    pub mix: Mix,
     /// How many keys there are; at least one for each client.
     pub keys: u64,
     /// Fixes values and requests.
@@ -109,7 +107,7 @@ impl<Link: Connection> Client<Link> {
     }
 
     fn value(&self, index: usize) -> Vec<u8> {
-        self.load.mix.value(self.load.seed, self.key(index), u64::from(self.versions[index]))
+        mix::value(self.load.seed, self.key(index), u64::from(self.versions[index]))
     }
 
     fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> HarnessError + use<Link> {
@@ -139,7 +137,7 @@ impl<Link: Connection> Client<Link> {
         let mut answers = 0;
         loop {
             let index = self.order.at(self.popularity.next(&mut self.random)) as usize;
-            let begin = if self.load.mix.is_write(&mut self.random) { self.write(index)? } else { self.read(index)? };
+            let begin = if mix::is_write(&mut self.random) { self.write(index)? } else { self.read(index)? };
             let now = Instant::now();
             self.latencies.record(now - begin);
             answers += 1;
@@ -229,7 +227,6 @@ mod tests {
     use std::collections::{HashMap, VecDeque};
     use std::sync::{Arc, Mutex};
 
-    use super::super::mix::{ETC, ZIPF};
     use super::*;
 
     type Values = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
@@ -276,9 +273,9 @@ mod tests {
 
     const TIMES: Times = Times { warm_up: Duration::from_millis(20), measured: Duration::from_millis(50) };
 
-    fn run_with(mix: Mix, memory: impl Fn(&Values) -> Memory) -> Result<Served, HarnessError> {
+    fn run_with(memory: impl Fn(&Values) -> Memory) -> Result<Served, HarnessError> {
         let values = Values::default();
-        let load = Load { server: "a store", mix, keys: 50, seed: 5 };
+        let load = Load { server: "a store", keys: 50, seed: 5 };
         let served = run(load, TIMES, &Interrupt::never(), || Ok(memory(&values)));
         assert_eq!(values.lock().unwrap().len(), 50, "every key was loaded by one client");
         served
@@ -290,20 +287,18 @@ mod tests {
 
     #[test]
     fn a_sound_store_is_measured() {
-        for mix in [ZIPF, ETC] {
-            let served = run_with(mix, sound).unwrap();
-            assert!(served.rate > 100.0 && served.p99_us > 0.0, "{served:?}");
-        }
+        let served = run_with(sound).unwrap();
+        assert!(served.rate > 100.0 && served.p99_us > 0.0, "{served:?}");
     }
 
     #[test]
     fn a_wrong_bit_and_a_lost_write_are_noticed() {
-        let flipping = run_with(ZIPF, |values| Memory { flips_bit: true, ..sound(values) }).unwrap_err();
+        let flipping = run_with(|values| Memory { flips_bit: true, ..sound(values) }).unwrap_err();
         assert!(
             matches!(&flipping, HarnessError::Wrong { detail, .. } if detail.contains("1 of 1024 bytes")),
             "{flipping}"
         );
-        let losing = run_with(ZIPF, |values| Memory { drops_writes: true, ..sound(values) }).unwrap_err();
+        let losing = run_with(|values| Memory { drops_writes: true, ..sound(values) }).unwrap_err();
         assert!(matches!(losing, HarnessError::Wrong { .. }), "{losing}");
     }
 
@@ -318,7 +313,7 @@ mod tests {
     fn an_interrupt_ends_the_load() {
         let interrupt = Interrupt::never();
         interrupt.raise();
-        let load = Load { server: "a store", mix: ZIPF, keys: 50, seed: 5 };
+        let load = Load { server: "a store", keys: 50, seed: 5 };
         let error = run(load, TIMES, &interrupt, || Ok(Memory::default())).unwrap_err();
         assert!(error.is_interrupt());
     }

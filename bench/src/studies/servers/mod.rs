@@ -3,8 +3,7 @@
 //!
 //! | file | asks |
 //! |---|---|
-//! | [`memcached`] | memcached with the mixes `zipf`, `etc` and `sys` |
-//! | [`redis`] | Redis with the mix `zipf` |
+//! | [`memcached`], [`redis`] | stores of keys and values |
 //! | [`postgres`] | PostgreSQL by the queries of `pgbench -S`; its buffers stay local by the pager |
 //! | [`mariadb`] | MariaDB by `go-tpc`, in new orders a minute |
 //! | [`sort`] | no server but a program that is known from other work: GNU sort, in seconds |
@@ -92,7 +91,7 @@ impl Study for ServersStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (3100, 480)
+        (2100, 330)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

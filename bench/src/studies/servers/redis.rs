@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::load::{self, Connection, Load, Served};
-use super::mix::Mix;
+use super::mix;
 use super::server::{Server, Session, await_answer, connect};
 use crate::demo::redis_job::{ENTRY_BYTES, server_command};
 use crate::demo::resp::{Client, Reply};
@@ -18,20 +18,19 @@ use spillway_workloads::size::{MIB, Size};
 /// Memory beside the values: a table that doubles while the old one is still there, buffers.
 const ROOM_BESIDE_VALUES: Size = Size(128 * MIB);
 
-/// Redis with values of a mix.
+/// Redis with values that clients ask for ([`mix`]).
 #[derive(Clone, Debug)]
 pub struct Redis {
-    name: String,
     load: Load,
     size: Size,
 }
 
 impl Redis {
     /// With values that fill about `size`.
-    pub fn new(mix: Mix, size: Size) -> Self {
-        let keys = mix.keys(SEED, size.0, ENTRY_BYTES);
-        let load = Load { server: "Redis", mix, keys, seed: SEED };
-        Self { name: format!("redis {}", mix.name), load, size }
+    pub fn new(size: Size) -> Self {
+        let keys = mix::keys(size.0, ENTRY_BYTES);
+        let load = Load { server: "Redis", keys, seed: SEED };
+        Self { load, size }
     }
 }
 
@@ -41,7 +40,7 @@ fn socket(directory: &Path) -> PathBuf {
 
 impl Server for Redis {
     fn name(&self) -> &str {
-        &self.name
+        "redis zipf"
     }
 
     fn room(&self) -> Size {
@@ -90,14 +89,11 @@ impl Connection for Client<UnixStream> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mix::{ETC, ZIPF};
     use super::super::server::tests::serves_all_local;
     use super::*;
 
     #[test]
-    fn it_serves_mixes_with_all_memory_local() {
-        for mix in [ZIPF, ETC] {
-            serves_all_local(&Redis::new(mix, Size(4 * MIB)), "redis-server");
-        }
+    fn it_serves_with_all_memory_local() {
+        serves_all_local(&Redis::new(Size(4 * MIB)), "redis-server");
     }
 }

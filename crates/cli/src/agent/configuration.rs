@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_machine::size::Size;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
@@ -24,7 +25,6 @@ use crate::as_typed;
 use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::sandbox::SandboxChoice;
-use crate::size::Size;
 use crate::web_server::WebAddress;
 
 /// Why the configuration cannot be used.

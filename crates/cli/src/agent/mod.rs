@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
+use spillway_machine::interruption::{Interruption, ReloadRequest};
 use spillway_sys::core_dumps;
 
 use self::carrying_out::{Leaving, Working};
@@ -29,7 +30,6 @@ use crate::cluster_donors::choice::Settling;
 use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
-use crate::interruption::{Interruption, ReloadRequest};
 use crate::log_writer::CHANGES;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::Reach;

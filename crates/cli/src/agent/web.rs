@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
+use spillway_machine::user_group;
 use spillway_sys::socket_file::Admitted;
 
 use super::cluster::view::MemberView;
@@ -17,7 +18,6 @@ use super::configuration::MetricsRole;
 use crate::donate::DonorService;
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::group;
 use crate::metrics::{self, Metrics};
 use crate::observation::{Observation, Thing};
 use crate::page::model::PageModel;
@@ -39,7 +39,7 @@ impl Web {
     pub(super) fn bind(role: &MetricsRole) -> Result<Self, Failure> {
         let admitted = match &role.group {
             Some(group) => {
-                Admitted::Group(group::number(group).map_err(|error| Failure::during("[metrics] group", error))?)
+                Admitted::Group(user_group::number(group).map_err(|error| Failure::during("[metrics] group", error))?)
             }
             None => Admitted::Owner,
         };

@@ -19,6 +19,8 @@ use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::listener::NbdAddress;
+use spillway_machine::limits::SWAP_PRIORITY_MAX;
+use spillway_machine::size::Size;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
@@ -32,11 +34,9 @@ use self::status::StatusArguments;
 use self::top::TopArguments;
 use self::trace::TraceCommand;
 use self::values::{connections, device_size, slab_size};
-use crate::limits;
 use crate::machine_weight::MachineWeight;
 use crate::output::say;
 use crate::sandbox::SandboxChoice;
-use crate::size::Size;
 
 /// Lets programs use the idle memory of other machines.
 #[derive(Debug, Parser)]
@@ -234,7 +234,7 @@ pub(crate) struct SwapOnArguments {
     #[command(flatten)]
     pub(crate) device: NewDeviceArguments,
     /// Swap priority [default: above every area that is on]
-    #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(limits::SWAP_PRIORITY_MAX)))]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(SWAP_PRIORITY_MAX)))]
     pub(crate) priority: Option<i32>,
     /// Which pages come before programs fault on them; over swap, all but kernel set vm.page-cluster to 0 meanwhile
     /// [default: kernel over swap, streams with --via pager]
@@ -422,9 +422,11 @@ pub(crate) struct GenerateArguments {
 mod tests {
     use std::collections::HashSet;
 
+    use spillway_machine::size::LocalBudget;
+
     use super::run::Via;
     use super::*;
-    use crate::size::LocalBudget;
+    use crate::limits;
 
     /// What a user can be asked to learn.
     const OPTIONS_MAX: usize = 70;

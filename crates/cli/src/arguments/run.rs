@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use spillway_machine::size::{LocalBudget, Size};
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
@@ -13,7 +14,6 @@ use super::StorageArguments;
 use super::values::{bandwidth, device_size, fault_threads, own_donors, slowdown};
 use crate::limits;
 use crate::run::recording::Recording;
-use crate::size::{LocalBudget, Size};
 
 /// How memory reaches the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

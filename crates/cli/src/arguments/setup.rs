@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use spillway_machine::size::LocalBudget;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::OutputArguments;
-use crate::size::LocalBudget;
 
 /// `spillway setup`. What is given here is not asked.
 #[derive(Clone, Debug, Args)]

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use spillway_machine::size::{LocalBudget, Size};
 use spillway_policy::replay::policies::ReplayPolicy;
 
 use super::{OutputArguments, RunArguments};
-use crate::size::{LocalBudget, Size};
 
 /// `spillway trace`.
 #[derive(Clone, Debug, Subcommand)]

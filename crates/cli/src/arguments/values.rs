@@ -2,11 +2,11 @@
 
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_frontend::limits::THREADS_MAX;
+use spillway_machine::size::{LocalBudget, Size, human};
 use spillway_pager::limits::FAULT_THREADS_MAX;
 use spillway_volume::limits::BANDWIDTH_BYTES_PER_SECOND_MIN;
 
 use crate::limits;
-use crate::size::{LocalBudget, Size, human};
 
 /// A share of the time, from above 0 to 1.
 pub(super) fn slowdown(text: &str) -> Result<f64, String> {
@@ -17,7 +17,7 @@ pub(super) fn slowdown(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn slab_size(text: &str) -> Result<Size, String> {
-    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    let size: Size = text.parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
     if size.bytes.is_power_of_two() && (SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&size.bytes) {
         return Ok(size);
     }
@@ -26,7 +26,7 @@ pub(super) fn slab_size(text: &str) -> Result<Size, String> {
 }
 
 pub(super) fn device_size(text: &str) -> Result<Size, String> {
-    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    let size: Size = text.parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
     if (limits::DEVICE_SIZE_BYTES_MIN..=limits::DEVICE_SIZE_BYTES_MAX).contains(&size.bytes) {
         return Ok(size);
     }
@@ -35,7 +35,8 @@ pub(super) fn device_size(text: &str) -> Result<Size, String> {
 }
 
 pub(super) fn bandwidth(text: &str) -> Result<Size, String> {
-    let rate: Size = text.trim_end_matches("/s").parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    let rate: Size =
+        text.trim_end_matches("/s").parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
     if rate.bytes >= BANDWIDTH_BYTES_PER_SECOND_MIN {
         return Ok(rate);
     }

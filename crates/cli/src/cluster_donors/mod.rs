@@ -110,7 +110,7 @@ mod tests {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| resolve(&storage, registry, borrower));
             while !asking.is_finished() {
-                server.serve(limits::POLL_INTERVAL, &mut |_| answer.clone());
+                server.serve(spillway_machine::limits::POLL_INTERVAL, &mut |_| answer.clone());
             }
             std::fs::remove_file(entry.status_socket()).unwrap();
             asking.join().unwrap().unwrap().donors

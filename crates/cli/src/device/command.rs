@@ -1,6 +1,9 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
+use spillway_machine::swap_list;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::launch::{RunningDevice, launch};
@@ -14,10 +17,7 @@ use crate::arguments::{
 use crate::cluster_donors::{self, Borrower};
 use crate::donor_change::{self, Among};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list;
 use crate::output::say;
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};

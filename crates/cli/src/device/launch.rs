@@ -10,12 +10,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use spillway_machine::interruption::Interruption;
+use spillway_machine::process::{open_log, wait_for};
+
 use super::records::{LaunchedDevice, Readiness};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
 use crate::log_writer;
-use crate::machine::process::{open_log, wait_for};
 use crate::output::say;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Kind, Registry};

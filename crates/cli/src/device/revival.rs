@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use spillway_machine::waiting::wait_until;
 
 use super::records::DeviceRecord;
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::waiting::wait_until;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket;
 

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_machine::filesystem::FileSystem;
+use spillway_machine::size::human;
 use spillway_sys::own_files;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
@@ -22,9 +24,7 @@ use crate::arguments::StorageArguments;
 use crate::as_typed;
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::filesystem::FileSystem;
 use crate::own_donors::OwnDonors;
-use crate::size::human;
 
 /// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
 const BACKING_DIRECTORY: &str = "/var/lib/spillway";

@@ -12,8 +12,8 @@ use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::check::{Check, State, Way};
 use super::{interplay_checks, pager_checks};
-use crate::machine::system::System;
 use crate::sandbox;
+use crate::system::System;
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check::good(Way::Swap, name, detail)
@@ -193,7 +193,7 @@ fn memory_locking(system: &System) -> Check {
         _ if system.user_is_root() => good("memlock", "root may lock all memory"),
         None => good("memlock", "unlimited"),
         Some(bytes) => {
-            let detail = format!("{} may be locked", crate::size::human(bytes));
+            let detail = format!("{} may be locked", spillway_machine::size::human(bytes));
             lacking("memlock", State::Optional, detail, "ulimit -l unlimited")
         }
     }
@@ -277,7 +277,7 @@ fn rdma(system: &System) -> Check {
     let found = format!("donors that have it too are reached by {}", addresses.join(", "));
     match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
         Some(bytes) if !system.user_is_root() => {
-            let detail = format!("{found}, as far as {} of locked memory go", crate::size::human(bytes));
+            let detail = format!("{found}, as far as {} of locked memory go", spillway_machine::size::human(bytes));
             lacking("RDMA", State::Optional, detail, "ulimit -l unlimited")
         }
         _ => good("RDMA", found),

@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::Path;
 
+use spillway_machine::swap_list::{self, SwapArea};
 use spillway_sys::proc_text::strings;
 
 use super::check::{Check, State, Way};
-use crate::machine::swap_list::{self, SwapArea};
-use crate::machine::system::System;
+use crate::system::System;
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check::good(Way::Swap, name, detail)

@@ -18,8 +18,8 @@ use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
 use crate::device::revival;
 use crate::failure::Failure;
-use crate::machine::system::System;
 use crate::registry::Registry;
+use crate::system::System;
 use crate::{mend, output};
 
 /// The whole answer; its JSON form is stable.

@@ -5,7 +5,7 @@ use spillway_sys::userfaultfd::Features;
 use spillway_sys::userfaultfd::access::{Access, Obstacle};
 
 use super::check::{Check, State, Way};
-use crate::machine::system::System;
+use crate::system::System;
 
 /// The command for what only another kernel has: the newest of Debian 12, whose `linux-image-amd64` is 6.1. Later
 /// releases have it.

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use spillway_block::latency::LatencyHistogram;
 use spillway_donor::DonorStatus;
+use spillway_machine::memory::Memory;
 use spillway_pager::pager::PagerStatus;
 use spillway_volume::status::{DeviceStatus, DiskStatus, DonorLatencyStatus, DonorLinkStatus};
 
 use super::{Observation, RunFigures, RunUsage, RunVia, Thing, Told};
 use crate::device::records::DeviceReport;
-use crate::machine::memory::Memory;
 use crate::registry::Kind;
 
 /// A volume that has brought in so many pages, at 10 us each but for one in a hundred at 500 us.

@@ -31,6 +31,9 @@ pub(crate) mod watch;
 
 use std::path::Path;
 
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
+use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
@@ -38,14 +41,11 @@ use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::doctor::check::Way;
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
 use crate::mend;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::registry::Registry;
-use crate::size::{LocalBudget, human};
 
 /// Refuses a budget that no program gets by with, in place of giving it more without a word.
 fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {

@@ -3,6 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use spillway_machine::filesystem::FileSystem;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
 use spillway_pager::config::PagerConfig;
 use spillway_pager::fault::recording::RecordingConfig;
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
@@ -20,10 +23,7 @@ use crate::cluster_donors::{self, Borrower};
 use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, StorageSettings};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::filesystem::FileSystem;
-use crate::machine::memory::Memory;
 use crate::output::say;
 use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use crate::registry::{Kind, Registry};
@@ -103,7 +103,7 @@ impl Plan {
     pub(crate) fn start_own_donors(&self, interruption: &Interruption) -> Result<OwnDonors, Failure> {
         let Some(plan) = &self.own_donors else { return Ok(OwnDonors::default()) };
         say!("spillway: {}", plan.note("program"));
-        OwnDonors::start(plan, &donor_prefix(&self.name), &self.sockets, &|| interruption.check())
+        OwnDonors::start(plan, &donor_prefix(&self.name), &self.sockets, &|| Ok(interruption.check()?))
     }
 
     /// What the device's process is told.

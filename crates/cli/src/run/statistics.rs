@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
+use spillway_machine::size::human;
 
 use super::program::Ending;
 use super::watch::RunReport;
@@ -13,7 +14,6 @@ use crate::bandwidth_report;
 use crate::output::{self, say};
 use crate::output_file::OutputFile;
 use crate::prefetch_report;
-use crate::size::human;
 use crate::staying_report;
 
 /// A run, told at its end.

@@ -12,15 +12,15 @@ use std::time::Duration;
 use serde_json::Value;
 use spillway_device::prefetch::driver::{Prefetching, Sampled};
 use spillway_device::prefetch::headroom::{CgroupMemory, Headroom};
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_machine::cgroup::strays::{self, Stray};
+use spillway_machine::cgroup::usage::GroupUsage;
+use spillway_machine::swap_read_ahead::ReadAheadAside;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::watch::Governed;
 use crate::budget;
-use crate::cgroup::MemoryGroup;
-use crate::cgroup::strays::{self, Stray};
-use crate::cgroup::usage::GroupUsage;
-use crate::machine::swap_read_ahead::ReadAheadAside;
 use crate::output::say;
 use crate::prefetch_report::PrefetchReport;
 

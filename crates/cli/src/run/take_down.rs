@@ -7,15 +7,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_machine::swap_area;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::cgroup::MemoryGroup;
 use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
+use crate::progress_line;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
-use crate::swap_area;
 
 /// What may be left of a run, and how each thing goes.
 pub(crate) trait Leftovers {
@@ -145,7 +146,7 @@ impl Leftovers for RunLeftovers<'_> {
         let own = |path: &PathBuf| !is_anothers(self.registry, &device_name(&self.run), path);
         let Some(path) = record.and_then(|record| record.path).filter(own) else { return Ok(()) };
         loop {
-            match swap_area::off(&path, true) {
+            match swap_area::off(&path, progress_line::of_swap_off(true)) {
                 // A signal to the program's end is no reason to leave its pages out.
                 Err(error) if error.is_interrupted() => std::thread::sleep(Duration::from_millis(1)),
                 result => return result.map_err(|error| error.to_string()),

@@ -10,6 +10,8 @@ use std::path::Path;
 
 use serde::Serialize;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_machine::executable::{self, Unpageable};
+use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_volume::settings::mapping::MappingPolicy;
 
@@ -17,9 +19,7 @@ use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
 use crate::doctor::check::{Check, State, Way};
 use crate::doctor::checks::{self, hindrance};
 use crate::failure::Failure;
-use crate::machine::executable::{self, Unpageable};
-use crate::machine::system::System;
-use crate::size::{LocalBudget, human};
+use crate::system::System;
 
 /// A way and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

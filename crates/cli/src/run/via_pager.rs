@@ -9,6 +9,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use spillway_machine::cgroup::usage::GroupUsage;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_pager::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
@@ -26,13 +29,10 @@ use super::via::Choice;
 use super::watch::{self, Governed};
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::cgroup::usage::GroupUsage;
 use crate::device::launch::tell_missing;
 use crate::device::records::DeviceRecord;
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
@@ -104,7 +104,7 @@ impl Run {
         let pager = Pager::start(config).map_err(Failure::failed)?;
         tell_missing(pager.donors_missing());
         self.pager = Some(Paged { pager, follows: self.plan.storage.follows.clone() });
-        interruption.check()
+        Ok(interruption.check()?)
     }
 
     fn run_program(

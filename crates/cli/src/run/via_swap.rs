@@ -8,6 +8,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 use spillway_device::fault_recording::FaultRecording;
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::size::LocalBudget;
+use spillway_machine::{swap_area, swap_list};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::plan::Plan;
@@ -18,18 +22,14 @@ use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch;
 use crate::arguments::run::{PrefetchChoice, RunArguments};
-use crate::cgroup::MemoryGroup;
 use crate::device::launch::{RunningDevice, launch};
 use crate::failure::Failure;
-use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::swap_list;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
-use crate::size::LocalBudget;
-use crate::{status_socket, swap_area};
+use crate::status_socket;
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {
@@ -118,7 +118,7 @@ impl Run {
         }
         let group = self.group.as_ref().expect("it was made before all else");
         group.wait_instead_of_kill(true).map_err(|error| Failure::during("setting the memory group up", error))?;
-        interruption.check()
+        Ok(interruption.check()?)
     }
 
     fn run_program(

@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_machine::cgroup::strays::Stray;
+use spillway_machine::cgroup::usage::GroupUsage;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::memory::Memory;
+use spillway_machine::size::human;
 use spillway_volume::running::RunningVolume;
 use spillway_volume::status::DeviceStatus;
 
@@ -18,16 +23,11 @@ use super::take_down::device_name;
 use super::via::Choice;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::cgroup::strays::Stray;
-use crate::cgroup::usage::GroupUsage;
 use crate::donor_change::{self, KeptOut};
-use crate::interruption::Interruption;
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::log_writer::ChangeLog;
-use crate::machine::memory::Memory;
 use crate::output::say;
 use crate::registry::Entry;
-use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// What keeps a program in its budget: a memory group, or the pager.

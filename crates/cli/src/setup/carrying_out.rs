@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use spillway_fabric::key::ClusterKey;
+use spillway_machine::waiting::wait_until;
 use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::waiting::wait_until;
 use crate::output;
 use crate::registry::{Kind, Registry};
 use crate::status;

@@ -7,10 +7,10 @@
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::SEEDS_MAX;
+use spillway_machine::size::{LocalBudget, human};
 use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::limits;
-use crate::size::{LocalBudget, human};
 
 /// What was looked at before the first question.
 #[derive(Clone, Copy, Debug)]
@@ -180,7 +180,7 @@ impl Dialogue {
 
     fn amount(&self, text: &str, default: &str, lends: bool) -> Result<LocalBudget, String> {
         let text = if text.is_empty() { default } else { text };
-        let budget: LocalBudget = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+        let budget: LocalBudget = text.parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
         checked(self.ground, budget, lends).map(|_| budget)
     }
 

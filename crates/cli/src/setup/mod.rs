@@ -13,14 +13,15 @@ use std::io::{BufRead, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use spillway_machine::filesystem::FileSystem;
+use spillway_machine::memory::Memory;
+
 use self::dialogue::{Answers, Dialogue, Ground, KeyOrigin, Known};
 use self::plan::{Facts, Plan, Service};
 use crate::agent::configuration::Configuration;
 use crate::arguments::setup::SetupArguments;
 use crate::device::storage::backing_directory;
 use crate::failure::Failure;
-use crate::machine::filesystem::FileSystem;
-use crate::machine::memory::Memory;
 use crate::output;
 
 /// Where the packaged service reads its configuration.

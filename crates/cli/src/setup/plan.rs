@@ -5,10 +5,11 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use spillway_machine::size::human;
+
 use super::dialogue::{Answers, KeyOrigin};
 use super::written::{self, Former};
 use crate::limits;
-use crate::size::human;
 
 /// The machine as it is found.
 #[derive(Clone, Debug)]

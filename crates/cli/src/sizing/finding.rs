@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde::Serialize;
+use spillway_machine::size::human;
 use spillway_policy::sizing::miss_curve::MissCurve;
 
 use super::picture::Slowdowns;
-use crate::size::human;
 
 const PAGE_BYTES: f64 = 4096.0;
 

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde_json::Value;
+use spillway_machine::interruption::Interruption;
+use spillway_machine::size::human;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use super::tell_all;
 use super::trials::{SHARES_PERCENT, Trial, Trials};
 use crate::arguments::sizing::SizingArguments;
 use crate::failure::{EXIT_DONE, Failure};
-use crate::interruption::Interruption;
 use crate::output::say;
 use crate::run::program::{self, Ending};
-use crate::size::human;
 
 /// How often it is looked whether a run has ended: what its time is known by.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);

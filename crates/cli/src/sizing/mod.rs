@@ -18,6 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use spillway_machine::interruption::Interruption;
 use spillway_policy::sizing::shards::{SAMPLED_PAGES_MAX, Shards};
 
 use self::finding::{Finding, Source};
@@ -26,7 +27,6 @@ use self::picture::Slowdowns;
 use self::watching::watch;
 use crate::arguments::sizing::SizingArguments;
 use crate::failure::{EXIT_DONE, Failure};
-use crate::interruption::Interruption;
 use crate::limits::{SIZING_PAGE_IN_US, SIZING_SECONDS};
 use crate::output;
 use crate::output_file::OutputFile;

@@ -1,9 +1,8 @@
 //! The curve drawn: as SVG, and with letters for a terminal.
 
+use spillway_machine::size::human;
 use spillway_plot::axis::Axis;
 use spillway_plot::svg::{Anchor, Svg, colour};
-
-use crate::size::human;
 
 /// What is drawn.
 pub(super) trait Slowdowns {

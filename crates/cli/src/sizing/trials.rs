@@ -7,10 +7,10 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use spillway_machine::size::human;
 
 use super::finding::NAMED_PERCENT;
 use super::picture::Slowdowns;
-use crate::size::human;
 
 /// Parts of the memory that are local, in percent; all of it first, which says how much that is.
 pub(super) const SHARES_PERCENT: [u32; 4] = [100, 75, 50, 25];

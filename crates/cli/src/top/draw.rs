@@ -8,13 +8,13 @@ use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Sparkline, Table, Widget};
+use spillway_machine::size::human;
 
 use super::controls::{Controls, KEYS};
 use super::counts::Flow;
 use super::model::View;
 use super::rows::{Lender, Link, Program};
 use super::words::{bytes, count, end_of, known_bytes, latency, start_of};
-use crate::size::human;
 
 /// Title, memory, four sparklines and an empty line.
 const HEAD_ROWS: u16 = 7;

@@ -1,6 +1,6 @@
 //! Figures as words of few columns.
 
-use crate::size::human;
+use spillway_machine::size::human;
 
 /// Bytes a second, or bytes: `140 MiB`; a dash for none.
 pub(crate) fn bytes(value: f64) -> String {

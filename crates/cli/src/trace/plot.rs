@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 
+use spillway_machine::size::human;
 use spillway_plot::axis::Axis;
 use spillway_plot::cloud::Cloud;
 use spillway_plot::svg::{Anchor, COLOURS, Svg, colour};
@@ -14,7 +15,6 @@ use super::regions::Regions;
 use crate::arguments::trace::{PlotArguments, PlotSubject};
 use crate::failure::Failure;
 use crate::output;
-use crate::size::human;
 
 /// Where the points are: from the left and the top, and how large their part of the picture is. All in pixels.
 const LEFT: f64 = 150.0;

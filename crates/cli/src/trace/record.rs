@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use spillway_machine::size::human;
 use spillway_policy::trace::Kind;
 
 use crate::arguments::run::PrefetchChoice;
@@ -13,7 +14,6 @@ use crate::limits::TRACE_BYTES_MAX;
 use crate::run;
 use crate::run::program::Ending;
 use crate::run::recording::Recording;
-use crate::size::human;
 use crate::trace_file::TraceFile;
 
 /// Runs the program and records; gives how it ended.

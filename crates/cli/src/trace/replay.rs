@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use spillway_machine::size::LocalBudget;
 use spillway_policy::prefetch::PageNumber;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replay::accesses::Accesses;
@@ -23,7 +24,6 @@ use super::report::{PolicyReport, Report, RunsReport};
 use crate::arguments::trace::ReplayArguments;
 use crate::failure::Failure;
 use crate::output;
-use crate::size::LocalBudget;
 
 /// Bytes of a page of a trace.
 const PAGE_BYTES: u64 = 4096;

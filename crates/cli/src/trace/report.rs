@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use spillway_machine::size::human;
 use spillway_policy::replay::detection::Windows;
 
 use super::loaded::Overview;
-use crate::size::human;
 
 /// Of one policy; its JSON form is stable. A rate is null where there is nothing to take a part of.
 #[derive(Clone, Debug, PartialEq, Serialize)]

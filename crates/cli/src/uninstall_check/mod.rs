@@ -4,6 +4,7 @@
 
 mod remains;
 
+use spillway_machine::cgroup::MemoryGroup;
 use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
@@ -19,7 +20,6 @@ use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
-use crate::cgroup::MemoryGroup;
 use crate::failure::Failure;
 use crate::registry::Registry;
 use crate::{mend, output, status};

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 use spillway_virtual_machine::script_guest::Parts;
 use spillway_virtual_machine::{Failure, ScriptGuest, emulated};
@@ -66,12 +68,7 @@ fn server(socket: &Path, directory: &Path) -> Option<Command> {
 /// The content of a file of the tree: no two are alike.
 fn content(number: usize) -> Vec<u8> {
     let length = (number * number * 257 + number) % FILE_BYTES_MAX;
-    let mut state = number as u64 + 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    (0..length).map(|_| next()).collect()
+    SmallRng::seed_from_u64(number as u64).random_iter().take(length).collect()
 }
 
 /// Where a file of the tree lies.

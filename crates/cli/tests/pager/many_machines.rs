@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 use spillway_fabric::key::ClusterKey;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
@@ -401,12 +403,6 @@ impl Cluster {
     }
 }
 
-/// A draw below `bound`; each seed gives its own row of faults.
-fn draw(state: &mut u64, bound: usize) -> usize {
-    *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-    (*state >> 33) as usize % bound
-}
-
 /// A cluster whose programs have lent their pages, or nothing where one cannot be made.
 fn lent_cluster() -> Option<Cluster> {
     if !is_root() {
@@ -429,14 +425,14 @@ fn tell(said: &[Said]) {
 fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_one_donor_at_a_time() {
     let Some(mut cluster) = lent_cluster() else { return };
     let until = Instant::now() + Duration::from_secs(soak_seconds(0));
-    let mut state = 7;
+    let mut random = SmallRng::seed_from_u64(7);
     for turn in 0.. {
         if turn >= FAULTS.len() && Instant::now() >= until {
             break;
         }
         // Each kind once, and then any.
-        let fault = FAULTS[if turn < FAULTS.len() { turn } else { draw(&mut state, FAULTS.len()) }];
-        cluster.suffer(&[(draw(&mut state, DONORS), fault)]);
+        let fault = FAULTS[if turn < FAULTS.len() { turn } else { random.random_range(..FAULTS.len()) }];
+        cluster.suffer(&[(random.random_range(..DONORS), fault)]);
     }
     tell(&cluster.end());
 }
@@ -447,17 +443,17 @@ fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_one_donor_at_a
 fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_two_donors_at_a_time() {
     let Some(mut cluster) = lent_cluster() else { return };
     let until = Instant::now() + Duration::from_secs(soak_seconds(60));
-    let mut state = 11;
+    let mut random = SmallRng::seed_from_u64(11);
     for turn in 0.. {
         if turn >= FAULTS.len() && Instant::now() >= until {
             break;
         }
         // Each kind once beside any other, and then any two.
-        let first = FAULTS[if turn < FAULTS.len() { turn } else { draw(&mut state, FAULTS.len()) }];
-        let second = FAULTS[draw(&mut state, FAULTS.len())];
+        let first = FAULTS[if turn < FAULTS.len() { turn } else { random.random_range(..FAULTS.len()) }];
+        let second = FAULTS[random.random_range(..FAULTS.len())];
         let second = if first == Fault::Kill && second == Fault::Kill { Fault::Stop } else { second };
-        let donor = draw(&mut state, DONORS);
-        let other = (donor + 1 + draw(&mut state, DONORS - 1)) % DONORS;
+        let donor = random.random_range(..DONORS);
+        let other = (donor + 1 + random.random_range(..DONORS - 1)) % DONORS;
         cluster.suffer(&[(donor, first), (other, second)]);
     }
     tell(&cluster.end());

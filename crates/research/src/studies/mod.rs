@@ -1,7 +1,12 @@
-//! Studies that are run as those of the benchmarks are, and say nothing of the product as it is.
+//! Studies that run as the benchmarks do, and compare what the product does with what it could do instead.
 //!
 //! | file | question |
 //! |---|---|
+//! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
+//! | [`isolation`] | page-ins of one borrower beside the flood of another one, by a donor's shares |
+//! | [`neighbour`] | a server on a donor that has to give its memory back for it (Memtrade) |
+//! | [`slab`] | the slab size (never published for Infiniswap) |
+//! | [`sizing`] | what `spillway size` says that less local memory costs, by each of its ways, beside what it costs |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`pager_peers`] | what a visit costs by the pager, and by other pagers in user space |
 //! | [`prefetching_live`] | the pager with each prefetcher, over shared memory, TCP and a model of RDMA |
@@ -12,17 +17,27 @@
 pub mod dcm;
 pub mod guest_swap;
 pub mod hpbd;
+pub mod isolation;
 pub mod mapping;
+pub mod neighbour;
 pub mod pager_peers;
 pub mod prefetching_live;
+pub mod sizing;
+pub mod slab;
+pub mod wakefulness;
 
 use spillway_bench::studies::Study;
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 6] = [
+pub const ALL: [&dyn Study; 11] = [
     &pager_peers::PagerPeersStudy,
+    &wakefulness::WakefulnessStudy,
+    &isolation::IsolationStudy,
+    &neighbour::NeighbourStudy,
+    &slab::SlabStudy,
     &mapping::MappingStudy,
     &prefetching_live::PrefetchingLiveStudy,
+    &sizing::SizingStudy,
     &dcm::DcmStudy,
     &guest_swap::GuestSwapStudy,
     &hpbd::HpbdStudy,

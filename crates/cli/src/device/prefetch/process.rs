@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use spillway_device::prefetch::driver::{PrefetchError, Prefetching, Sampled, probe_sampled};
+use spillway_machine::swap_read_ahead;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::{own_files, paging_safety};
@@ -16,7 +17,6 @@ use super::plan::PrefetchPlan;
 use super::subjects::MachineSubjects;
 use crate::failure::Failure;
 use crate::limits::PREFETCH_REPORT_INTERVAL;
-use crate::machine::swap_read_ahead;
 use crate::prefetch_report::PrefetchReport;
 
 /// The file in a device's entry.

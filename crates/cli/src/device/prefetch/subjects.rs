@@ -8,6 +8,7 @@
 //! it leave, whichever is least. Pages that are on their way for other processes count in full, so a small cgroup
 //! beside a busy one may be prefetched less for than alone, and never more.
 
+use spillway_machine::cgroup::MemoryGroup;
 use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +21,6 @@ use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::proc_text::words;
 
 use super::plan::PrefetchPlan;
-use crate::cgroup::MemoryGroup;
 use crate::limits::{ROOM_LOOK_INTERVAL, SUBJECT_LOOK_INTERVAL, SUBJECTS_MAX};
 
 /// Something that is looked up again after a while.

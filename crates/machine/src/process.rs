@@ -18,24 +18,24 @@ use super::waiting::wait_until;
 
 /// One process, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessIdentity {
+pub struct ProcessIdentity {
     /// Its process id.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// When it started, in clock ticks since boot.
-    pub(crate) start_ticks: u64,
+    pub start_ticks: u64,
     /// The inode of its PID namespace; 0 where an older version wrote it down.
     #[serde(default)]
-    pub(crate) pid_namespace: u64,
+    pub pid_namespace: u64,
 }
 
 impl ProcessIdentity {
     /// This process.
-    pub(crate) fn own() -> io::Result<Self> {
+    pub fn own() -> io::Result<Self> {
         Self::of(std::process::id())
     }
 
     /// The process that has this id now.
-    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+    pub fn of(pid: u32) -> io::Result<Self> {
         let identity = spillway_sys::process::ProcessIdentity::of(pid)?;
         let identity = identity.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         let pid_namespace = spillway_sys::process::pid_namespace().unwrap_or(0);
@@ -43,7 +43,7 @@ impl ProcessIdentity {
     }
 
     /// Whether it still runs; a process that ended and was not waited for does not.
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         self.plain().is_alive().unwrap_or(false)
     }
 
@@ -52,14 +52,14 @@ impl ProcessIdentity {
     }
 
     /// Whether it may still run, also in another PID namespace: only what others left may be removed.
-    pub(crate) fn may_be_alive(&self) -> bool {
+    pub fn may_be_alive(&self) -> bool {
         let is_of_another =
             self.pid_namespace != 0 && spillway_sys::process::pid_namespace() != Some(self.pid_namespace);
         if is_of_another { self.plain().may_be_alive().unwrap_or(true) } else { self.is_alive() }
     }
 
     /// Sends a signal if it is still the same process.
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let held = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         // Held before the look, so that the signal goes to the process that was looked at.
@@ -70,18 +70,18 @@ impl ProcessIdentity {
     }
 
     /// Waits until it has ended; false if it has not by the deadline.
-    pub(crate) fn wait_gone(&self, deadline: Instant) -> bool {
+    pub fn wait_gone(&self, deadline: Instant) -> bool {
         wait_until(deadline, || !self.is_alive())
     }
 }
 
 /// Waits for a child to end; false if it has not by the deadline.
-pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
+pub fn wait_for(child: &mut Child, deadline: Instant) -> bool {
     wait_until(deadline, || !matches!(child.try_wait(), Ok(None)))
 }
 
 /// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
-pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
+pub fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
     Ok(own_files::append_private(path)?)
 }
 

@@ -6,22 +6,22 @@ use spillway_sys::machine_memory::MachineMemory;
 
 /// One look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// All memory.
-    pub(crate) total_bytes: u64,
+    pub total_bytes: u64,
     /// What can be had without swapping, by the kernel's estimate.
-    pub(crate) available_bytes: u64,
+    pub available_bytes: u64,
 }
 
 impl Memory {
     /// Now.
-    pub(crate) fn read() -> io::Result<Self> {
+    pub fn read() -> io::Result<Self> {
         let MachineMemory { total_bytes, available_bytes } = MachineMemory::read()?;
         Ok(Self { total_bytes, available_bytes })
     }
 
     /// What `run` may lend of its own machine: all that is available but the reserve and a tenth of all memory.
-    pub(crate) fn lendable_bytes(&self, reserve_bytes: u64) -> u64 {
+    pub fn lendable_bytes(&self, reserve_bytes: u64) -> u64 {
         self.available_bytes.saturating_sub(reserve_bytes).saturating_sub(self.total_bytes / 10)
     }
 }

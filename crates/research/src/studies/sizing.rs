@@ -17,18 +17,18 @@ use std::process::Command;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::job::Job;
-use super::kind::case;
-use super::places::{Place, run_storage};
-use super::program_run::ProgramRunner;
-use super::{Context, Study};
-use crate::harness::HarnessError;
-use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, Via};
-use crate::harness::tool;
-use crate::limits::PROGRAM_DEADLINE;
-use crate::plot::lines::{Line, LineChart};
-use crate::result::{Better, MICROSECONDS, PAGES, SECONDS, SLOWER, StudyResult};
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::process::{Collected, Running};
+use spillway_bench::harness::spillway::{Donor, Via};
+use spillway_bench::harness::tool;
+use spillway_bench::limits::PROGRAM_DEADLINE;
+use spillway_bench::plot::lines::{Line, LineChart};
+use spillway_bench::result::{Better, MICROSECONDS, PAGES, SECONDS, SLOWER, StudyResult};
+use spillway_bench::studies::job::Job;
+use spillway_bench::studies::kind::case;
+use spillway_bench::studies::places::{Place, run_storage};
+use spillway_bench::studies::program_run::ProgramRunner;
+use spillway_bench::studies::{Context, Study};
 use spillway_workloads::size::{MIB, Size};
 
 /// The programs, and memory of their data: each works for more than a second, as scans need.
@@ -323,8 +323,8 @@ fn plot(result: &StudyResult, program: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
     use crate::studies::tests::context;
+    use spillway_bench::machine::Machine;
 
     const TOLD: &str = r#"{"footprint_bytes": 1000, "page_in_us": 8.0, "work_seconds": 2.0, "shares":
         [{"percent": 50, "bytes": 500, "page_ins_per_second": 1.0, "slowdown_percent": 20.0}]}"#;

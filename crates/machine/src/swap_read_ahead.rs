@@ -20,11 +20,11 @@ const RECORD: &str = "read-ahead.json";
 
 /// The kernel's read-ahead from swap is off while this lives.
 #[derive(Debug)]
-pub(crate) struct ReadAheadAside(HeldSetting);
+pub struct ReadAheadAside(HeldSetting);
 
 impl ReadAheadAside {
     /// Sets it aside for the owner of `entry`; nothing where it is off already.
-    pub(crate) fn set(entry: &Path) -> io::Result<Option<Self>> {
+    pub fn set(entry: &Path) -> io::Result<Option<Self>> {
         Self::set_in(Path::new(SETTING), entry)
     }
 
@@ -34,18 +34,18 @@ impl ReadAheadAside {
     }
 
     /// What the owner of an entry set aside. Dropping it puts it back, so the owner must be dead.
-    pub(crate) fn recorded(entry: &Path) -> Option<Self> {
+    pub fn recorded(entry: &Path) -> Option<Self> {
         HeldSetting::recorded(entry, RECORD).map(Self)
     }
 
     /// In words, for `status`.
-    pub(crate) fn note(&self) -> String {
+    pub fn note(&self) -> String {
         format!("vm.page-cluster is {NONE} instead of {} until the run ends", self.0.record().before)
     }
 }
 
 /// What the keeper of a device, which is the owner of `entry`, has set aside, in words.
-pub(crate) fn note_of_device(entry: &Path) -> Option<String> {
+pub fn note_of_device(entry: &Path) -> Option<String> {
     let record = HeldSetting::noted(entry, RECORD)?;
     Some(format!("vm.page-cluster is {NONE} instead of {} until `swap off`", record.before))
 }
@@ -56,7 +56,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::machine::held_setting::read;
+    use crate::held_setting::read;
 
     /// A setting, and the entries of two runs.
     fn machine(value: &str) -> (tempfile::TempDir, PathBuf, [PathBuf; 2]) {

@@ -11,18 +11,18 @@ const IN_MEMORY: [(u64, &str); 2] = [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramf
 
 /// What a path lies on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileSystem {
+pub struct FileSystem {
     /// The directory that was looked at: the path or its nearest existing ancestor.
-    pub(crate) directory: PathBuf,
+    pub directory: PathBuf,
     /// Bytes that this user may still write.
-    pub(crate) free_bytes: u64,
+    pub free_bytes: u64,
     /// The name of a file system that lives in memory.
-    pub(crate) in_memory: Option<&'static str>,
+    pub in_memory: Option<&'static str>,
 }
 
 impl FileSystem {
     /// Of `path`, which need not exist yet.
-    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+    pub fn of(path: &Path) -> io::Result<Self> {
         let mut directory = path.to_path_buf();
         let statistics = loop {
             match rustix::fs::statfs(&directory) {

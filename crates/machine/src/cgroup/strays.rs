@@ -4,14 +4,14 @@
 //! In version 1 a group without a limit says nothing about memory, so a process that joined one is put back. A group
 //! with a limit is what the program asked for, and in version 2 a group is more than memory: the user is told.
 
-use spillway_sys::lease::read_unless_leased;
-use spillway_sys::proc_text::words;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::lease::read_unless_leased;
+use spillway_sys::mapping::PAGE_SIZE_BYTES;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use spillway_sys::proc_text::words;
 
 use super::MemoryGroup;
 
@@ -23,20 +23,20 @@ const NO_LIMIT_BYTES: u64 = 1 << 62;
 
 /// A process outside of its run's group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stray {
+pub struct Stray {
     /// Its number.
-    pub(crate) process: u32,
+    pub process: u32,
     /// The group that it went to, from the root of all on.
-    pub(crate) group: PathBuf,
+    pub group: PathBuf,
     /// What it has in local memory.
-    pub(crate) local_bytes: u64,
+    pub local_bytes: u64,
     /// Whether it is in the run's group again.
-    pub(crate) is_back: bool,
+    pub is_back: bool,
 }
 
 impl Stray {
     /// What to tell the user.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let (process, group, local) = (self.process, self.group.display(), crate::size::human(self.local_bytes));
         if self.is_back {
             return format!(
@@ -53,7 +53,7 @@ impl Stray {
 
 /// The processes among `first` and what it started that are outside of `group`; those that can be are put back.
 /// Groups of other runs of ours have budgets of their own, and those of our devices must have no limit.
-pub(crate) fn find(hierarchy: &Hierarchy, group: &MemoryGroup, first: u32) -> Vec<Stray> {
+pub fn find(hierarchy: &Hierarchy, group: &MemoryGroup, first: u32) -> Vec<Stray> {
     let members: HashSet<u32> = group.processes().into_iter().collect();
     // Where the first process is before it enters the group; a return to there is not seen.
     let starting = hierarchy.own_group().unwrap_or_default();
@@ -110,10 +110,9 @@ fn resident_bytes(process: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::limits;
 
     #[test]
     fn a_child_is_of_the_family_and_has_memory() {
@@ -149,7 +148,7 @@ mod tests {
         assert!(stray.describe().contains("--local does not hold there"), "{}", stray.describe());
         child.kill().unwrap();
         child.wait().unwrap();
-        group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
+        group.remove(Instant::now() + Duration::from_secs(20)).unwrap();
         fs::remove_dir(&elsewhere).unwrap();
     }
 }

@@ -18,7 +18,7 @@ use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::units::{BorrowerId, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::WIRE_VERSION;
 
-use crate::harness::HarnessError;
+use spillway_bench::harness::HarnessError;
 use spillway_workloads::random::Random;
 
 /// Bytes of the slab.

@@ -11,18 +11,16 @@ use std::time::Instant;
 use spillway_sys::swap::SwapDiscard;
 
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list;
-use crate::progress::Progress;
-use crate::progress_line::ProgressLine;
+use crate::memory::Memory;
 use crate::size::human;
+use crate::swap_list;
 
 /// The label in the header, for people who find it.
 const LABEL: &str = "spillway";
 
 /// Why a swap area could not be switched.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SwapError {
+pub enum SwapError {
     /// A system call failed.
     #[error("{action} {path}: {source}{advice}")]
     System {
@@ -54,13 +52,13 @@ pub(crate) enum SwapError {
 
 impl SwapError {
     /// Whether a signal ended it; the area stays on then.
-    pub(crate) fn is_interrupted(&self) -> bool {
+    pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.kind() == io::ErrorKind::Interrupted)
     }
 }
 
 /// Makes a swap area on a new device and switches it on, with discard so that freed pages return to donors.
-pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
+pub fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
     let error = |action, source| SwapError::System {
         action,
         path: path.to_path_buf(),
@@ -74,7 +72,7 @@ pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
 
 /// Whether everything that was paged out to `path` fits into memory, of which so much will be free again when the
 /// area is off.
-pub(crate) fn check_room(path: &Path, kept_back_bytes: u64) -> Result<(), SwapError> {
+pub fn check_room(path: &Path, kept_back_bytes: u64) -> Result<(), SwapError> {
     let error = |source| SwapError::System { action: "looking at", path: path.to_path_buf(), source, advice: "" };
     let used_bytes = swap_list::find(path).map_err(error)?.map_or(0, |area| area.used_bytes);
     room(path, used_bytes, kept_back_bytes, Memory::read().map_err(error)?)
@@ -95,26 +93,25 @@ fn room(path: &Path, used_bytes: u64, kept_back_bytes: u64, memory: Memory) -> R
     })
 }
 
-/// Brings every page back and switches the area off, and may show how far that is. An area that is not on is off.
-pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
+/// Brings every page back and switches the area off. An area that is not on is off. `look` is told again and again how
+/// many bytes are left.
+pub fn off(path: &Path, look: impl FnMut(u64) + Send) -> Result<(), SwapError> {
     let error = |source| SwapError::System {
         action: "swapoff",
         path: path.to_path_buf(),
         source,
         advice: "; it is still on with all its pages",
     };
-    let Some(area) = swap_list::find(path).map_err(error)? else { return Ok(()) };
+    if swap_list::find(path).map_err(error)?.is_none() {
+        return Ok(());
+    }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            if show_progress {
-                watch(path, area.used_bytes, &done);
-            }
-        });
+        let watcher = scope.spawn(|| watch(path, &done, look));
         let used_bytes = || Ok(swap_list::find(path)?.map(|area| area.used_bytes));
         let result = off_with_patience(|| spillway_sys::swap::off(path), used_bytes, Instant::now);
         done.store(true, Ordering::SeqCst);
-        // A line that could not be drawn changes nothing.
+        // A look that failed changes nothing.
         let _ = watcher.join();
         result.map_err(error)
     })
@@ -150,15 +147,10 @@ fn off_with_patience(
     }
 }
 
-/// Shows how much came back, until `done`.
-fn watch(path: &Path, used_bytes: u64, done: &AtomicBool) {
-    let mut progress = Progress::new("brought back", Instant::now(), used_bytes);
-    let mut line = ProgressLine::new("swap off", true);
+/// Tells how much is left, until `done`.
+fn watch(path: &Path, done: &AtomicBool, mut look: impl FnMut(u64)) {
     while !done.load(Ordering::SeqCst) {
-        let left_bytes = swap_list::find(path).ok().flatten().map_or(0, |area| area.used_bytes);
-        let now = Instant::now();
-        progress.look(now, left_bytes);
-        line.show_bytes(now, &progress);
+        look(swap_list::find(path).ok().flatten().map_or(0, |area| area.used_bytes));
         std::thread::sleep(limits::POLL_INTERVAL);
     }
 }
@@ -222,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_area_that_is_not_on_is_off() {
-        off(Path::new("/dev/nonexistent-swap"), false).unwrap();
+        off(Path::new("/dev/nonexistent-swap"), |_| ()).unwrap();
         check_room(Path::new("/dev/nonexistent-swap"), 0).unwrap();
     }
 }

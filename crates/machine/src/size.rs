@@ -7,25 +7,25 @@ use std::str::FromStr;
 
 /// Bytes, as read from a command line or a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Size {
+pub struct Size {
     /// The number of bytes; never 0.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 /// How much local memory a program may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum LocalBudget {
+pub enum LocalBudget {
     /// A fixed number of bytes.
     Fixed(Size),
     /// A share of the footprint as it grows, above 0 and at most 100.
     Percent(f64),
-    /// As little as its program bears ([`spillway_policy::sizing::stall_controller`]).
+    /// As little as its program bears (the stall controller of `crates/policy`).
     Auto,
 }
 
 /// A size or budget that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SizeError {
+pub enum SizeError {
     /// Not a number with a unit.
     #[error("'{0}' is not a size; write a number with K, M, G or T, such as 512M or 1.5G")]
     NotASize(String),
@@ -130,7 +130,7 @@ impl<'de> serde::Deserialize<'de> for Size {
 }
 
 /// Bytes for people: three digits and a binary unit.
-pub(crate) fn human(bytes: u64) -> String {
+pub fn human(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut index = 0;

@@ -4,12 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, Study};
-use crate::harness::HarnessError;
-use crate::harness::fio::{Job, Length, fill};
-use crate::harness::spillway::{Storage, Transport};
-use crate::plot::lines::{Line, LineChart};
-use crate::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::fio::{Job, Length, fill};
+use spillway_bench::harness::spillway::{Storage, Transport};
+use spillway_bench::plot::lines::{Line, LineChart};
+use spillway_bench::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
+use spillway_bench::studies::{Context, Study};
 use spillway_workloads::size::{MIB, Size};
 
 const SLAB_SIZES: [Size; 6] =
@@ -131,7 +131,7 @@ fn plot(result: &StudyResult, case: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use spillway_bench::machine::Machine;
 
     #[test]
     fn sizes_are_powers_of_two_and_ascend() {

@@ -17,19 +17,19 @@ use super::lock;
 /// What an entry says of a setting that its owner needs. The other names are those of the first version, for a device
 /// that is older than this program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub struct Record {
     setting: PathBuf,
     /// Before the first owner that needs it.
     #[serde(alias = "before_kib")]
-    pub(crate) before: u64,
+    pub before: u64,
     /// While it is needed.
     #[serde(alias = "raised_kib")]
-    pub(crate) held: u64,
+    pub held: u64,
 }
 
 /// A setting that is held, for the owner of an entry.
 #[derive(Debug)]
-pub(crate) struct HeldSetting {
+pub struct HeldSetting {
     entry: PathBuf,
     file: &'static str,
     record: Record,
@@ -38,7 +38,7 @@ pub(crate) struct HeldSetting {
 impl HeldSetting {
     /// Sets `setting` for the owner of `entry`, which says so in its file `file`. `wanted` gives the value to set
     /// from the one that is there, or nothing if that suffices by itself.
-    pub(crate) fn hold(
+    pub fn hold(
         setting: &Path,
         entry: &Path,
         file: &'static str,
@@ -66,28 +66,28 @@ impl HeldSetting {
     }
 
     /// The one that the owner of an entry needed. Dropping it ends the need, so the owner must be dead.
-    pub(crate) fn recorded(entry: &Path, file: &'static str) -> Option<Self> {
+    pub fn recorded(entry: &Path, file: &'static str) -> Option<Self> {
         Some(Self { entry: entry.to_owned(), file, record: Record::read(entry, file)? })
     }
 
     /// What the owner of an entry wrote down, which holds it still.
-    pub(crate) fn noted(entry: &Path, file: &str) -> Option<Record> {
+    pub fn noted(entry: &Path, file: &str) -> Option<Record> {
         Record::read(entry, file)
     }
 
     /// What is written down.
-    pub(crate) fn record(&self) -> &Record {
+    pub fn record(&self) -> &Record {
         &self.record
     }
 
     /// What the owner of an entry puts back when it goes; nothing if it needs no setting, or another one does too.
-    pub(crate) fn to_be_put_back(entry: &Path, file: &str) -> Option<Record> {
+    pub fn to_be_put_back(entry: &Path, file: &str) -> Option<Record> {
         Record::read(entry, file).filter(|record| record.will_be_put_back(entry, file).unwrap_or(false))
     }
 
     /// The entry of its owner.
     #[cfg(test)]
-    pub(crate) fn entry(&self) -> &Path {
+    pub fn entry(&self) -> &Path {
         &self.entry
     }
 
@@ -149,7 +149,7 @@ fn sharing<'a>(entry: &'a Path, file: &'a str) -> impl Iterator<Item = (PathBuf,
 }
 
 /// The number in a setting's file.
-pub(crate) fn read(setting: &Path) -> io::Result<u64> {
+pub fn read(setting: &Path) -> io::Result<u64> {
     fs::read_to_string(setting)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 

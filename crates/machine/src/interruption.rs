@@ -10,8 +10,6 @@ use std::sync::{Arc, OnceLock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use spillway_sys::signals::is_ignored_by_caller;
 
-use crate::failure::Failure;
-
 /// Signals that end a command; the last one ends no daemon.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
@@ -22,7 +20,7 @@ static IS_DAEMON: AtomicBool = AtomicBool::new(false);
 static LAST: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 
 /// The last ending signal that came, if they are watched for.
-pub(crate) fn last_signal() -> Option<i32> {
+pub fn last_signal() -> Option<i32> {
     LAST.get().and_then(|signal| number(signal.load(Ordering::SeqCst)))
 }
 
@@ -30,33 +28,38 @@ fn number(signal: usize) -> Option<i32> {
     i32::try_from(signal).ok().filter(|signal| *signal != 0)
 }
 
+/// A signal asked the command to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("interrupted by signal {0}")]
+pub struct Interrupted(pub i32);
+
 /// The last ending signal, if one came.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interruption {
+pub struct Interruption {
     signal: Arc<AtomicUsize>,
 }
 
 /// Whether SIGHUP came.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReloadRequest {
+pub struct ReloadRequest {
     asked: Arc<AtomicBool>,
 }
 
 impl ReloadRequest {
     /// Whether it came since the last look.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         self.asked.swap(false, Ordering::SeqCst)
     }
 }
 
 impl Interruption {
     /// From here on ending signals are noted instead of ending the process.
-    pub(crate) fn watch() -> io::Result<Self> {
+    pub fn watch() -> io::Result<Self> {
         Self::watch_for(if IS_DAEMON.load(Ordering::SeqCst) { &ENDING[..3] } else { &ENDING })
     }
 
     /// The same for a daemon, which SIGHUP asks to read its configuration again.
-    pub(crate) fn watch_daemon() -> io::Result<(Self, ReloadRequest)> {
+    pub fn watch_daemon() -> io::Result<(Self, ReloadRequest)> {
         let asked = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGHUP, Arc::clone(&asked))?;
         IS_DAEMON.store(true, Ordering::SeqCst);
@@ -74,24 +77,24 @@ impl Interruption {
     }
 
     /// The signal that came.
-    pub(crate) fn signal(&self) -> Option<i32> {
+    pub fn signal(&self) -> Option<i32> {
         number(self.signal.load(Ordering::SeqCst))
     }
 
     /// Forgets the signal that came, to notice another one.
-    pub(crate) fn forget(&self) -> Option<i32> {
+    pub fn forget(&self) -> Option<i32> {
         number(self.signal.swap(0, Ordering::SeqCst))
     }
 
     /// An error once a signal came.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
-        self.signal().map_or(Ok(()), |signal| Err(Failure::Interrupted(signal)))
+    pub fn check(&self) -> Result<(), Interrupted> {
+        self.signal().map_or(Ok(()), |signal| Err(Interrupted(signal)))
     }
 }
 
 /// Ends this process as `signal` would have ended it, so that the process that waits for it sees the same. Returns
 /// only if the signal does not end processes.
-pub(crate) fn end_by(signal: i32) {
+pub fn end_by(signal: i32) {
     // The program that died of it has left its core; another one of this process would replace it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
@@ -111,6 +114,6 @@ mod tests {
         assert!(interruption.check().is_ok());
         interruption.signal.store(15, Ordering::SeqCst);
         assert_eq!(interruption.signal(), Some(15));
-        assert!(matches!(interruption.check(), Err(Failure::Interrupted(15))));
+        assert!(matches!(interruption.check(), Err(Interrupted(15))));
     }
 }

@@ -6,8 +6,8 @@
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
 
 mod pressure;
-pub(crate) mod strays;
-pub(crate) mod usage;
+pub mod strays;
+pub mod usage;
 
 use std::fs;
 use std::io;
@@ -36,7 +36,7 @@ const UNLIMITED_V1: &str = "-1";
 
 /// A memory cgroup of ours.
 #[derive(Clone, Debug)]
-pub(crate) struct MemoryGroup {
+pub struct MemoryGroup {
     path: PathBuf,
     version: Version,
     /// Of version 1: what counts its pressure, if it has that.
@@ -45,7 +45,7 @@ pub(crate) struct MemoryGroup {
 
 impl MemoryGroup {
     /// Makes the group `name`; taken over if it exists, because then its owner is dead.
-    pub(crate) fn create(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+    pub fn create(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
         let parent = hierarchy.root.join(PARENT);
         make_directory(&parent)?;
         if hierarchy.version == Version::V2 {
@@ -53,10 +53,21 @@ impl MemoryGroup {
             let _ = fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory");
         }
-        let group = Self::existing(hierarchy, name);
-        make_directory(&group.path)?;
-        make_directory(&group.members())?;
-        Ok(group)
+        Self::existing(hierarchy, name).made()
+    }
+
+    /// Makes the group `name` beside all others of the hierarchy, where neither `run` nor `doctor` looks for it.
+    pub fn create_apart(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+        if hierarchy.version == Version::V2 {
+            let _ = fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
+        }
+        Self { path: hierarchy.root.join(name), version: hierarchy.version, pressure: None }.made()
+    }
+
+    fn made(self) -> io::Result<Self> {
+        make_directory(&self.path)?;
+        make_directory(&self.members())?;
+        Ok(self)
     }
 
     /// Where its processes are.
@@ -68,7 +79,7 @@ impl MemoryGroup {
     }
 
     /// The group `name`, which may or may not exist.
-    pub(crate) fn existing(hierarchy: &Hierarchy, name: &str) -> Self {
+    pub fn existing(hierarchy: &Hierarchy, name: &str) -> Self {
         let pressure = Self::pressure_group(hierarchy, name).filter(PressureGroup::exists);
         Self { path: hierarchy.root.join(PARENT).join(name), version: hierarchy.version, pressure }
     }
@@ -80,7 +91,7 @@ impl MemoryGroup {
 
     /// Has the kernel count how long its processes wait for memory ([`GroupUsage::stalled_us`]), of those that enter
     /// it from now on. Version 2 does so anyway.
-    pub(crate) fn count_pressure(&mut self, hierarchy: &Hierarchy) -> io::Result<()> {
+    pub fn count_pressure(&mut self, hierarchy: &Hierarchy) -> io::Result<()> {
         if self.version == Version::V2 || self.pressure.is_some() {
             return Ok(());
         }
@@ -93,24 +104,24 @@ impl MemoryGroup {
     }
 
     /// Names of all groups of ours.
-    pub(crate) fn names(hierarchy: &Hierarchy) -> Vec<String> {
+    pub fn names(hierarchy: &Hierarchy) -> Vec<String> {
         let Ok(items) = fs::read_dir(hierarchy.root.join(PARENT)) else { return Vec::new() };
         let directories = items.flatten().filter(|item| item.file_type().is_ok_and(|kind| kind.is_dir()));
         directories.filter_map(|item| item.file_name().into_string().ok()).collect()
     }
 
     /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether it is there.
-    pub(crate) fn exists(&self) -> bool {
+    pub fn exists(&self) -> bool {
         self.path.is_dir()
     }
 
     /// How long ago it was made.
-    pub(crate) fn age(&self) -> Duration {
+    pub fn age(&self) -> Duration {
         let made = fs::metadata(&self.path).and_then(|metadata| metadata.modified());
         made.ok().and_then(|made| made.elapsed().ok()).unwrap_or_default()
     }
@@ -125,13 +136,13 @@ impl MemoryGroup {
     }
 
     /// All files that take the number of a process that is to be in it.
-    pub(crate) fn procs_files(&self) -> Vec<PathBuf> {
+    pub fn procs_files(&self) -> Vec<PathBuf> {
         let pressure = self.pressure.iter().map(PressureGroup::procs_file);
         std::iter::once(self.procs_file()).chain(pressure).collect()
     }
 
     /// Moves a process in; `0` means the caller.
-    pub(crate) fn add(&self, pid: u32) -> io::Result<()> {
+    pub fn add(&self, pid: u32) -> io::Result<()> {
         write(&self.procs_file(), &pid.to_string())
     }
 
@@ -140,7 +151,7 @@ impl MemoryGroup {
     ///
     /// Version 2 throttles at the limit (`memory.high`), and kills only well above it: a hard limit kills on a short
     /// peak.
-    pub(crate) fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()> {
+    pub fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()> {
         match (self.version, limit_bytes) {
             (Version::V1, None) => self.write("memory.limit_in_bytes", UNLIMITED_V1),
             (Version::V1, Some(bytes)) => match self.write("memory.limit_in_bytes", &bytes.to_string()) {
@@ -149,7 +160,7 @@ impl MemoryGroup {
             },
             (Version::V2, None) => self.write("memory.high", "max").and_then(|()| self.write("memory.max", "max")),
             (Version::V2, Some(bytes)) => {
-                let hard = bytes + (bytes / 4).max(limits::BUDGET_FLOOR_BYTES * 8);
+                let hard = bytes + (bytes / 4).max(limits::HARD_LIMIT_ROOM_BYTES);
                 self.write("memory.max", &hard.to_string())?;
                 self.write("memory.high", &bytes.to_string())
             }
@@ -159,7 +170,7 @@ impl MemoryGroup {
     /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: the process
     /// that watches it raises the limit then ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and
     /// needs none of it.
-    pub(crate) fn wait_instead_of_kill(&self, waits: bool) -> io::Result<()> {
+    pub fn wait_instead_of_kill(&self, waits: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => self.write("memory.oom_control", if waits { "1" } else { "0" }),
             Version::V2 => Ok(()),
@@ -177,24 +188,24 @@ impl MemoryGroup {
     }
 
     /// What it holds now. Reading it also makes the kernel bring the statistics up to date that its reclaim works from.
-    pub(crate) fn usage(&self) -> io::Result<GroupUsage> {
+    pub fn usage(&self) -> io::Result<GroupUsage> {
         let usage = usage::read(&self.path, self.version)?;
         let counted = self.pressure.as_ref().and_then(PressureGroup::stalled_us);
         Ok(GroupUsage { stalled_us: usage.stalled_us.or(counted), ..usage })
     }
 
     /// What the group in a directory holds, which may be one of others.
-    pub(crate) fn usage_at(path: &Path, version: Version) -> io::Result<GroupUsage> {
+    pub fn usage_at(path: &Path, version: Version) -> io::Result<GroupUsage> {
         usage::read(path, version)
     }
 
     /// The directory of all groups of ours.
-    pub(crate) fn directory(hierarchy: &Hierarchy) -> PathBuf {
+    pub fn directory(hierarchy: &Hierarchy) -> PathBuf {
         hierarchy.root.join(PARENT)
     }
 
     /// Processes killed by the kernel because of the limit.
-    pub(crate) fn out_of_memory_kills(&self) -> u64 {
+    pub fn out_of_memory_kills(&self) -> u64 {
         let file = match self.version {
             Version::V1 => "memory.oom_control",
             Version::V2 => "memory.events",
@@ -204,7 +215,7 @@ impl MemoryGroup {
     }
 
     /// How often it was at its limit and a page had to leave before another came.
-    pub(crate) fn limit_hits(&self) -> u64 {
+    pub fn limit_hits(&self) -> u64 {
         let text = |file| fs::read_to_string(self.path.join(file)).unwrap_or_default();
         match self.version {
             Version::V1 => text("memory.failcnt").trim().parse().unwrap_or(0),
@@ -213,7 +224,7 @@ impl MemoryGroup {
     }
 
     /// Faults of its processes that waited for a page to come in.
-    pub(crate) fn major_faults(&self) -> u64 {
+    pub fn major_faults(&self) -> u64 {
         let name = match self.version {
             Version::V1 => "total_pgmajfault",
             Version::V2 => "pgmajfault",
@@ -223,12 +234,12 @@ impl MemoryGroup {
     }
 
     /// Processes in it.
-    pub(crate) fn processes(&self) -> Vec<u32> {
+    pub fn processes(&self) -> Vec<u32> {
         processes(&fs::read(self.procs_file()).unwrap_or_default()).collect()
     }
 
     /// Moves every process to the group at `target`, a directory of the same hierarchy.
-    pub(crate) fn release_to(&self, target: &Path) {
+    pub fn release_to(&self, target: &Path) {
         for pid in self.processes() {
             // One that ended meanwhile needs no other group.
             let _ = fs::write(target.join("cgroup.procs"), pid.to_string());
@@ -237,7 +248,7 @@ impl MemoryGroup {
     }
 
     /// Removes it once it is empty; a group that is not there is removed. Fails if processes stay in it.
-    pub(crate) fn remove(&self, deadline: Instant) -> io::Result<()> {
+    pub fn remove(&self, deadline: Instant) -> io::Result<()> {
         self.pressure.iter().try_for_each(|group| group.remove(deadline))?;
         remove_directory(&self.members(), deadline)?;
         // In version 1 they are one.
@@ -276,14 +287,14 @@ fn make_directory(path: &Path) -> io::Result<()> {
 
 /// A group without a limit for one of our own processes, which stays in it until this is dropped.
 #[derive(Debug)]
-pub(crate) struct OwnGroup {
+pub struct OwnGroup {
     group: MemoryGroup,
     original: PathBuf,
 }
 
 impl OwnGroup {
     /// Moves this process, so early that its memory is not charged to the process that started it.
-    pub(crate) fn enter(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+    pub fn enter(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
         let original = hierarchy.own_group()?;
         let group = MemoryGroup::create(hierarchy, name)?;
         group.add(0)?;
@@ -292,7 +303,7 @@ impl OwnGroup {
     }
 
     /// The file that takes this process back, and the directory below which the group is removed: what leaving takes.
-    pub(crate) fn ways_out(&self) -> (PathBuf, PathBuf) {
+    pub fn ways_out(&self) -> (PathBuf, PathBuf) {
         let groups = self.group.path().parent().and_then(Path::parent).unwrap_or(self.group.path());
         (self.original.join("cgroup.procs"), groups.to_path_buf())
     }
@@ -327,7 +338,7 @@ mod tests {
         let files = ["memory.swappiness", "memory.swap.max"].map(|file| fs::read_to_string(group.path().join(file)));
         assert!(files.into_iter().flatten().any(|text| text.trim() == "0"), "its memory stays out of swap");
         group.set_limit(None).unwrap();
-        group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
+        group.remove(Instant::now() + Duration::from_secs(20)).unwrap();
         assert!(!group.exists());
         group.remove(Instant::now()).unwrap();
     }
@@ -353,7 +364,7 @@ mod tests {
         let found = MemoryGroup::existing(&hierarchy, &name);
         assert_eq!(found.procs_files(), group.procs_files());
         found.release_to(&hierarchy.root);
-        found.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
+        found.remove(Instant::now() + Duration::from_secs(20)).unwrap();
         assert!(group.procs_files().iter().all(|file| !file.exists()));
         child.kill().unwrap();
         child.wait().unwrap();

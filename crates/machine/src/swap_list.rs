@@ -10,19 +10,19 @@ use crate::limits;
 
 /// One line of `/proc/swaps`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct SwapArea {
+pub struct SwapArea {
     /// The device or file.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Bytes that it holds.
-    pub(crate) size_bytes: u64,
+    pub size_bytes: u64,
     /// Bytes in use.
-    pub(crate) used_bytes: u64,
+    pub used_bytes: u64,
     /// The higher, the earlier it is filled.
-    pub(crate) priority: i32,
+    pub priority: i32,
 }
 
 /// Every swap area that is on now.
-pub(crate) fn read() -> io::Result<Vec<SwapArea>> {
+pub fn read() -> io::Result<Vec<SwapArea>> {
     match spillway_sys::swap::areas() {
         Ok(areas) => Ok(areas.into_iter().map(SwapArea::from).collect()),
         // A kernel built without swap has no such file.
@@ -39,19 +39,19 @@ impl From<spillway_sys::swap::SwapArea> for SwapArea {
 }
 
 /// The area on `path`, if it is on.
-pub(crate) fn find(path: &Path) -> io::Result<Option<SwapArea>> {
+pub fn find(path: &Path) -> io::Result<Option<SwapArea>> {
     Ok(read()?.into_iter().find(|area| area.path == path))
 }
 
 /// The priority that is filled before every area that is on.
-pub(crate) fn priority_above(areas: &[SwapArea]) -> i32 {
+pub fn priority_above(areas: &[SwapArea]) -> i32 {
     let highest = areas.iter().map(|area| area.priority).max().unwrap_or(-1);
     highest.max(-1).saturating_add(1).min(limits::SWAP_PRIORITY_MAX)
 }
 
 /// Areas that would take pages meant for one at `path` with `priority`: those of the same priority, which share with
 /// it, and those of a higher one, which are filled first.
-pub(crate) fn rivals<'a>(areas: &'a [SwapArea], path: &Path, priority: i32) -> Vec<&'a SwapArea> {
+pub fn rivals<'a>(areas: &'a [SwapArea], path: &Path, priority: i32) -> Vec<&'a SwapArea> {
     areas.iter().filter(|area| area.path != path && area.priority >= priority).collect()
 }
 

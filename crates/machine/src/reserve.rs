@@ -28,11 +28,11 @@ const RECORD: &str = "reserve.json";
 
 /// A reserve that was raised, for the owner of an entry.
 #[derive(Debug)]
-pub(crate) struct Reserve(HeldSetting);
+pub struct Reserve(HeldSetting);
 
 impl Reserve {
     /// Raises this machine's reserve for the owner of `entry`; nothing if it suffices by itself.
-    pub(crate) fn raise(entry: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
+    pub fn raise(entry: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
         Self::raise_in(Path::new(SETTING), entry, memory_bytes)
     }
 
@@ -43,19 +43,19 @@ impl Reserve {
     }
 
     /// The one that the owner of an entry needed. Dropping it ends the need, so the owner must be dead.
-    pub(crate) fn recorded(entry: &Path) -> Option<Self> {
+    pub fn recorded(entry: &Path) -> Option<Self> {
         HeldSetting::recorded(entry, RECORD).map(Self)
     }
 
     /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that
     /// misses from what the kernel calls available, which leaves out a half more.)
-    pub(crate) fn kept_back_bytes(entry: &Path) -> u64 {
+    pub fn kept_back_bytes(entry: &Path) -> u64 {
         let record = HeldSetting::to_be_put_back(entry, RECORD);
         record.map_or(0, |record| record.held.saturating_sub(record.before) << 10)
     }
 
     /// In words, for `status`.
-    pub(crate) fn note(&self) -> String {
+    pub fn note(&self) -> String {
         let record = self.0.record();
         format!(
             "vm.min_free_kbytes is {} instead of {} while this machine swaps to remote memory",
@@ -70,7 +70,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::machine::held_setting::read;
+    use crate::held_setting::read;
 
     #[test]
     fn what_is_kept_back_is_told_while_it_is() {

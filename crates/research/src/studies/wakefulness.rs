@@ -1,11 +1,11 @@
 //! What it brings that idle CPUs are kept awake while a burst of page-ins lasts, and what the same would bring a peer
 //! whose user thinks of it: so that one can tell the shorter path from the awake one.
 
-use super::pinning::Pinning;
-use super::{Context, Study, swap};
-use crate::harness::HarnessError;
-use crate::harness::subject::Subject;
-use crate::result::StudyResult;
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::subject::Subject;
+use spillway_bench::result::StudyResult;
+use spillway_bench::studies::pinning::Pinning;
+use spillway_bench::studies::{Context, Study, swap};
 use spillway_workloads::size::{MIB, Size};
 
 const SUBJECTS: [Subject; 4] =
@@ -59,8 +59,8 @@ fn compare(result: &mut StudyResult) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
-    use crate::result::MICROSECONDS;
+    use spillway_bench::machine::Machine;
+    use spillway_bench::result::MICROSECONDS;
 
     #[test]
     fn every_case_is_compared_once_with_each() {

@@ -4,7 +4,7 @@ use std::io;
 
 /// Why a group has no number.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GroupError {
+pub enum GroupError {
     /// The file of groups cannot be read.
     #[error("{FILE}: {0}; write the group's number")]
     Unreadable(#[from] io::Error),
@@ -17,7 +17,7 @@ pub(crate) enum GroupError {
 const FILE: &str = "/etc/group";
 
 /// The number of the group of this name; a number stands for itself.
-pub(crate) fn number(name: &str) -> Result<u32, GroupError> {
+pub fn number(name: &str) -> Result<u32, GroupError> {
     match name.parse() {
         Ok(number) => Ok(number),
         Err(_) => find(&std::fs::read_to_string(FILE)?, name).ok_or_else(|| GroupError::Unknown(name.to_owned())),

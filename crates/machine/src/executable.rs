@@ -20,7 +20,7 @@ const HEAD_BYTES: u64 = 256;
 
 /// Why a program cannot have a preloaded library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unpageable {
+pub enum Unpageable {
     /// No process loads libraries into it.
     Static,
     /// A 64-bit library does not fit.
@@ -37,7 +37,7 @@ pub(crate) enum Unpageable {
 
 impl Unpageable {
     /// In words that follow the program's name.
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::Static => "is a static program, into which no library can be loaded",
             Self::ThirtyTwoBit => "is a 32-bit program",
@@ -50,7 +50,7 @@ impl Unpageable {
 }
 
 /// Judges a program's file; an error if it cannot be looked at.
-pub(crate) fn judge(file: &Path) -> io::Result<Option<Unpageable>> {
+pub fn judge(file: &Path) -> io::Result<Option<Unpageable>> {
     let mut file = file.to_path_buf();
     for _ in 0..INTERPRETERS_MAX {
         if let Some(reason) = judge_rights(&file)? {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::limits::POLL_INTERVAL;
 
 /// Waits until `is_reached`, which is asked at least once; false if it is not by the deadline.
-pub(crate) fn wait_until(deadline: Instant, mut is_reached: impl FnMut() -> bool) -> bool {
+pub fn wait_until(deadline: Instant, mut is_reached: impl FnMut() -> bool) -> bool {
     while !is_reached() {
         if Instant::now() >= deadline {
             return false;

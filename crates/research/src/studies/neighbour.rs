@@ -8,17 +8,16 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::servers::load::{Served, Times};
-use super::servers::memcached::Memcached;
-use super::servers::mix::ZIPF;
-use super::servers::server::{Server, Session};
-use super::{Context, Study};
-use crate::harness::HarnessError;
-use crate::harness::memory_group::MemoryGroup;
-use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, Spillway, Storage, Via};
-use crate::harness::storage::PrivateDirectory;
-use crate::result::{Better, MICROSECONDS, OPERATIONS_PER_SECOND, SECONDS, StudyResult};
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::memory_group::MemoryGroup;
+use spillway_bench::harness::process::{Collected, Running};
+use spillway_bench::harness::spillway::{Donor, Spillway, Storage, Via};
+use spillway_bench::harness::storage::PrivateDirectory;
+use spillway_bench::result::{Better, MICROSECONDS, OPERATIONS_PER_SECOND, SECONDS, StudyResult};
+use spillway_bench::studies::servers::load::{Served, Times};
+use spillway_bench::studies::servers::memcached::Memcached;
+use spillway_bench::studies::servers::server::{Server, Session};
+use spillway_bench::studies::{Context, Study};
 use spillway_workloads::size::{MIB, Size};
 
 /// What the server's values take.
@@ -115,7 +114,7 @@ fn measure(
     let own = disk.path().join("local");
     std::fs::create_dir(&own).map_err(HarnessError::system("making a directory"))?;
     let session = Session { directory: &own, times, interrupt };
-    let server = Memcached::new(ZIPF, values);
+    let server = Memcached::new(values);
     let mut running = Running::start("memcached", &mut group.enter(&server.command(&session)?), Collected::default())?;
     let Served { rate, p99_us, .. } = server.serve(&mut running, &session)?;
     let loading = began.elapsed().saturating_sub(measured);
@@ -141,7 +140,7 @@ fn lend(
     let interrupt = &context.shop.interrupt;
     let (values, headroom) = context.choose((VALUES, HEADROOM), (VALUES_QUICK, HEADROOM_QUICK));
     let donor = spillway.donor_within(group, donors, (Size(values.0 * 2), headroom, SLAB), interrupt)?;
-    let server = Memcached::new(ZIPF, Size(values.0 + headroom.0));
+    let server = Memcached::new(Size(values.0 + headroom.0));
     let session = Session {
         directory: disk,
         times: Times { warm_up: Duration::ZERO, measured: Duration::from_millis(200) },

@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use spillway_donor::{Donor, DonorConfig};
 
-use crate::harness::HarnessError;
-use crate::harness::interrupt::Interrupt;
-use crate::harness::tool;
+use spillway_bench::harness::HarnessError;
+use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::harness::tool;
 
 /// Making a link takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -21,10 +21,10 @@ use spillway_fabric::tcp::Weights;
 
 use self::borrower::{Borrower, SLAB_BYTES, Wish};
 use self::link::{Laid, Link};
-use super::{Context, Study};
-use crate::harness::HarnessError;
-use crate::plot::lines::{Line, LineChart};
-use crate::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
+use spillway_bench::harness::HarnessError;
+use spillway_bench::plot::lines::{Line, LineChart};
+use spillway_bench::result::{Better, MIB_PER_SECOND, MICROSECONDS, StudyResult};
+use spillway_bench::studies::{Context, Study};
 use spillway_workloads::size::MIB;
 
 /// One of the longest reads of the pager, and as many as its fault thread has under way.
@@ -203,7 +203,7 @@ fn page_ins_beside(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use spillway_bench::machine::Machine;
 
     #[test]
     fn a_short_look_over_loopback_has_all_figures() {

@@ -20,7 +20,7 @@ use crate::limits;
 
 /// Why a lock cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LockError {
+pub enum LockError {
     /// The file cannot be used.
     #[error("{0}")]
     Place(#[from] PlaceError),
@@ -49,7 +49,7 @@ pub(crate) enum LockError {
 }
 
 /// Locks the file at `path`, which is made if there is none, until it is closed.
-pub(crate) fn lock(path: &Path) -> Result<File, LockError> {
+pub fn lock(path: &Path) -> Result<File, LockError> {
     let failed = |source: std::io::Error| LockError::System { path: path.to_owned(), source };
     let give_up = Instant::now() + limits::LOCK_PATIENCE;
     // A process that was told to end takes down what it made, which needs the lock too.
