@@ -54,6 +54,8 @@ mod progress;
 mod progress_line;
 mod refill;
 mod registry;
+#[cfg(test)]
+mod report_tests;
 mod run;
 mod sandbox;
 mod setup;
