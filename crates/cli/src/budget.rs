@@ -10,8 +10,8 @@
 use std::time::Duration;
 
 use spillway_policy::sizing::stall_controller::{Reading, StallController};
+use spillway_report::run::GroupUsage;
 
-use crate::cgroup::usage::GroupUsage;
 use crate::limits;
 use crate::size::LocalBudget;
 

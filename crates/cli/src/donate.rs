@@ -16,6 +16,8 @@ use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
 use spillway_fabric::site::Site;
 use spillway_fabric::tcp::Weights;
+use spillway_report::donor::DonorReport;
+use spillway_report::format::Format;
 use spillway_sys::core_dumps;
 use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
@@ -328,7 +330,11 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
 fn answer(question: &Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&json!({ "donor": service.status(), "sandbox": service.sandbox() })),
+        Question::Status => Answer::status(&DonorReport {
+            format: Format::default(),
+            donor: service.status(),
+            sandbox: Some(service.sandbox().report()),
+        }),
         Question::Cluster => Answer::no_cluster(),
         Question::Donor(_) => Answer::no_donors(),
         Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),

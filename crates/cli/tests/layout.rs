@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 18] = [
     "sys",
     "plot",
     "fabric",
@@ -25,6 +25,7 @@ const ORDER: [&str; 17] = [
     "device",
     "stub",
     "pager",
+    "report",
     "virtual_machine",
     "testing",
     "workloads",

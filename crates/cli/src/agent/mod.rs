@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
+use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::donor::{AgentReport, ClusterSummary};
 use spillway_sys::core_dumps;
 
 use self::carrying_out::{Leaving, Working};
 use self::cluster::role::ClusterRole;
-use self::cluster::view::{ClusterView, MemberView};
 use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
@@ -143,14 +144,15 @@ fn work(
 fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cluster>, web: Option<&Web>) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&serde_json::json!({
-            "donor": donor.map(DonorService::status),
-            "sandbox": donor.map(DonorService::sandbox),
-            "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
-            "metrics": web.and_then(Web::metrics_url),
-            "page": web.and_then(Web::page_url),
-            "web_socket": web.and_then(Web::socket),
-        })),
+        Question::Status => Answer::status(&AgentReport {
+            donor: donor.map(DonorService::status),
+            sandbox: donor.map(|donor| donor.sandbox().report()),
+            cluster: cluster.map(|cluster| summary(cluster.service.view())),
+            metrics: web.and_then(Web::metrics_url),
+            page: web.and_then(Web::page_url),
+            web_socket: web.and_then(Web::socket).map(PathBuf::from),
+            ..AgentReport::default()
+        }),
         Question::Cluster => match cluster {
             Some(cluster) => Answer::status(&cluster.service.view()),
             None => Answer::no_cluster(),
@@ -161,10 +163,11 @@ fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cl
 }
 
 /// What `status` shows of the cluster; `spillway cluster` shows all.
-fn summary(view: &ClusterView) -> serde_json::Value {
-    let is_living = |member: &&MemberView| ["alive", "draining", "suspect", "listed"].contains(&member.state.as_str());
+fn summary(view: ClusterReport) -> ClusterSummary {
+    let is_living =
+        |member: &&MemberReport| ["alive", "draining", "suspect", "listed"].contains(&member.state.as_str());
     let living = view.members.iter().filter(is_living).count();
-    serde_json::json!({ "name": view.name, "machines": living, "sealed": view.sealed, "warnings": view.warnings })
+    ClusterSummary { name: view.name, machines: living, sealed: view.sealed, warnings: view.warnings }
 }
 
 /// The cluster of this agent, and when it is told new figures.
@@ -203,7 +206,7 @@ impl Cluster {
         let view = self.service.view();
         for kind in [Kind::Device, Kind::Run] {
             for item in status::collect(registry, Some(kind), &|_| true).unwrap_or_default() {
-                let Some(used) = used_donors(item.report(), &view.name) else { continue };
+                let Some(used) = used_donors(&item.report, &view.name) else { continue };
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
                     let socket = registry.status_socket(kind, item.name());

@@ -15,11 +15,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use spillway_report::run::GroupUsage;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::proc_text::words::processes;
 
 use self::pressure::PressureGroup;
-use self::usage::GroupUsage;
 use crate::limits;
 
 /// The directory of all our groups.

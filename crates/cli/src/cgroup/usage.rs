@@ -3,42 +3,12 @@
 use std::io;
 use std::path::Path;
 
+use spillway_report::run::GroupUsage;
 use spillway_sys::lease::text_unless_leased;
 use spillway_sys::memory_hierarchy::Version;
 use spillway_sys::proc_text::decimal;
 pub(super) use spillway_sys::proc_text::fields::counter_of as field;
 use spillway_sys::proc_text::words::some_pressure;
-
-/// A group at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct GroupUsage {
-    /// Local memory of all kinds.
-    pub(crate) charged_bytes: u64,
-    /// Of it, cached files, which leave without being paged out.
-    pub(crate) file_bytes: u64,
-    /// Pages of files that were dropped and read again so soon that they had better stayed (`workingset_refault_file`
-    /// of the kernel), since the group was made.
-    pub(crate) file_refaults: u64,
-    /// Of it, memory that cannot leave (locked).
-    pub(crate) locked_bytes: u64,
-    /// Of it, the kernel's own: page tables, stacks, open files. It cannot leave, or little of it.
-    pub(crate) kernel_bytes: u64,
-    /// Memory that was paged out and is not local.
-    pub(crate) swapped_bytes: u64,
-    /// Its processes wait for memory that the kernel cannot take from it: what there is of it is locked, page tables,
-    /// or the kernel's.
-    pub(crate) is_stalled: bool,
-    /// How long any of its threads waited for pages, since the begin, in microseconds. The pager adds threads up, the
-    /// kernel's pressure counts them once. `None` where the kernel does not say.
-    pub(crate) stalled_us: Option<u64>,
-}
-
-impl GroupUsage {
-    /// What the program uses, wherever it lies: local plus lent, without cached files.
-    pub(crate) fn footprint_bytes(&self) -> u64 {
-        self.charged_bytes.saturating_sub(self.file_bytes) + self.swapped_bytes
-    }
-}
 
 fn number(group: &Path, file: &str) -> io::Result<u64> {
     let path = group.join(file);

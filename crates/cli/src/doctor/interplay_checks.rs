@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use spillway_report::run::Way;
 use spillway_sys::proc_text::strings;
 
-use super::check::{Check, State, Way};
+use super::check::{Check, State};
 use crate::machine::swap_list::{self, SwapArea};
 use crate::machine::system::System;
 

@@ -32,11 +32,10 @@ pub(crate) mod watch;
 use std::path::Path;
 
 use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_report::run::{Ending, Way};
 
-use self::program::Ending;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::doctor::check::Way;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;

@@ -6,16 +6,15 @@
 
 use std::time::Instant;
 
-use serde_json::Value;
 use spillway_device::fault_recording::FaultRecording;
+use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::plan::Plan;
-use super::program::{Becoming, Ending, Found, Program};
-use super::statistics::{Paging, Statistics};
+use super::program::{Becoming, Found, Program};
+use super::statistics::Statistics;
 use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
 use super::take_down::take_down_run;
-use super::via::Choice;
 use super::watch;
 use crate::arguments::run::{PrefetchChoice, RunArguments};
 use crate::cgroup::MemoryGroup;
@@ -29,7 +28,8 @@ use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 use crate::size::LocalBudget;
-use crate::{status_socket, swap_area};
+use crate::status_socket::{self, Question};
+use crate::swap_area;
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {
@@ -145,15 +145,16 @@ impl Run {
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, &governed, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
-        let paging = Paging {
+        let device = status_socket::ask_report(device.status_socket(), &Question::Status).ok();
+        let paging = EndedRunReport {
             major_faults: group.major_faults(),
             out_of_memory_kills: group.out_of_memory_kills(),
             limit_hits: group.limit_hits(),
-            device: status_socket::ask_status(device.status_socket()).unwrap_or(Value::Null),
-            pager: Value::Null,
-            prefetch: prefetching.report(),
+            device: device.map(RunDevice::Swap),
+            prefetch: Some(prefetching.report()),
+            ..EndedRunReport::new(watched, ending)
         };
-        let told = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
+        let told = Statistics::new(start.elapsed(), paging, arguments);
         told.deliver(arguments.summary, statistics);
         if let (Some(recording), Some(log)) = (recording, log)
             && let Err(error) = log.finish(|log| recording.deliver(log))
