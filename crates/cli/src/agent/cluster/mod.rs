@@ -5,7 +5,7 @@
 //! before timers: after a pause, answers that wait in the socket count before their absence does.
 //!
 //! - [`role`]: the configuration. [`identity_file`]: what stays over restarts. [`addresses`]: names and sockets.
-//! - [`view`]: what is shown. `told`: how often the log is written to.
+//! - [`warnings`]: what is wrong. `told`: how often the log is written to.
 
 mod addresses;
 mod identity_file;
