@@ -1,7 +1,7 @@
 //! What processes of Spillway report of themselves: one type for the process that writes a report and for each reader
 //! (`status`, `top`, the metrics, the page, the benchmarks).
 //!
-//! - [`format`]: the version of the form, and reading.
+//! - [`mod@format`]: the version of the form, and reading.
 //! - [`kind`]: which kinds of things there are, and the report of any of them.
 //! - [`device`], [`run`], [`donor`], [`cluster`]: the four reports; [`prefetch`] is a part of two.
 //!
