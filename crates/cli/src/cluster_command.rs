@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use spillway_report::cluster::{ClusterReport, MemberReport};
+
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;
 use crate::limits;
@@ -9,7 +11,6 @@ use crate::output;
 use crate::registry::{Kind, Registry};
 use crate::size::human;
 use crate::status_socket::{self, Question};
-use spillway_report::cluster::{ClusterReport, MemberReport};
 
 /// Asks and prints.
 pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {

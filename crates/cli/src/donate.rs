@@ -29,7 +29,7 @@ use crate::device::storage;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::machine::waiting::wait_until;
 use crate::machine_weight;
 use crate::mend;
@@ -188,7 +188,7 @@ fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
 
 /// All memory that the donor may count on, what of it is available, and what decides about that.
 fn memory(owned: bool) -> io::Result<(u64, u64, Bound)> {
-    let machine = Memory::read()?;
+    let machine = memory::read()?;
     if owned {
         // It leaves its starter's group, see `protect`.
         return Ok((machine.total_bytes, machine.available_bytes, Bound::Machine));
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_told_in_numbers() {
-        let all = Memory::read().unwrap().total_bytes;
+        let all = memory::read().unwrap().total_bytes;
         let greedy = DonateArguments { headroom: Some(crate::size::Size { bytes: all }), ..arguments() };
         assert!(failure(&greedy).contains("too little memory to lend"));
         let wrong = "1000T".parse().unwrap();

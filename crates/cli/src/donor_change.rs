@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use spillway_fabric::address::DonorAddress;
 use spillway_report::kind::Report;
+use spillway_report::status::Item;
 use spillway_volume::running::RunningVolume;
 
 use crate::arguments::{AddDonorArguments, OutputArguments, RemoveDonorArguments};
@@ -19,7 +20,7 @@ use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
-use crate::status::{self, Item};
+use crate::status;
 use crate::status_socket::{self, Answer, DonorChange, Question};
 
 /// Donors that were removed by hand: the cluster does not bring them back while the process lives.
@@ -158,12 +159,13 @@ fn find(registry: &Registry, among: Among, name: &str) -> Result<Found, Failure>
         Among::All => true,
     };
     let items = status::collect(registry, Some(Kind::Device), &wanted)?;
-    let named = items.iter().find(|item| item.name() == name).or_else(|| items.iter().find(|i| i.run() == Some(name)));
-    let of_device = named.and_then(|item| registry.find(Kind::Device, item.name()));
+    let named =
+        items.iter().find(|item| item.name == name).or_else(|| items.iter().find(|i| i.run().as_deref() == Some(name)));
+    let of_device = named.and_then(|item| registry.find(Kind::Device, &item.name));
     let run = || registry.find(Kind::Run, name).filter(|_| among == Among::All);
     of_device.or_else(run).ok_or_else(|| {
         let what = if among == Among::Swap { "swap device" } else { "device or run" };
-        let known: Vec<&str> = items.iter().map(Item::name).collect();
+        let known: Vec<&str> = items.iter().map(|item| item.name.as_str()).collect();
         let known = if known.is_empty() { "none is on".to_owned() } else { format!("there is {}", known.join(", ")) };
         Failure::Failed(format!("no {what} '{name}' is on; {known} (`spillway status` shows all)"))
     })

@@ -14,6 +14,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
 use spillway_fabric::key::ClusterKey;
+use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_sys::socket_file;
 
 use crate::arguments::DrainArguments;
@@ -27,7 +28,6 @@ use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
 use crate::size::human;
-use spillway_report::cluster::{ClusterReport, MemberReport};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);

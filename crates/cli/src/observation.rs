@@ -15,15 +15,15 @@ use spillway_donor::DonorStatus;
 use spillway_fabric::plain_text::plain;
 use spillway_report::donor::AgentReport;
 use spillway_report::kind::Report;
+use spillway_report::status::{Item, Memory};
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list;
+use crate::machine::{memory, swap_list};
 use crate::registry::{Found, Kind, Registry};
-use crate::status::{self, Item};
+use crate::status;
 
 /// Everything of ours on this machine at one moment.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ pub(crate) struct Thing {
     /// The program that it runs, of a run.
     pub(crate) program: Option<String>,
     /// As `status` has it: `running`, `silent`, `orphaned` or `dead`.
-    pub(crate) state: &'static str,
+    pub(crate) state: String,
     /// What the user should know.
     pub(crate) warnings: Vec<String>,
     /// What is in use of the swap area on it.
@@ -74,13 +74,15 @@ impl Observation {
                 things.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
             });
         }
-        Ok(Self { memory: Memory::read().ok(), things })
+        Ok(Self { memory: memory::read().ok(), things })
     }
 }
 
 impl From<Item> for Thing {
     fn from(item: Item) -> Self {
-        let Item { kind, name, pid, state, report, swap, warnings, answer: _ } = item;
+        // A warning tells of what cannot be read.
+        let report = item.read().unwrap_or(Report::None);
+        let Item { kind, name, pid, state, swap, warnings, .. } = item;
         Self {
             kind,
             name,
@@ -102,7 +104,7 @@ impl Thing {
             name: "agent".to_owned(),
             pid: Some(std::process::id()),
             program: None,
-            state: "running",
+            state: "running".to_owned(),
             warnings: Vec::new(),
             swap_used_bytes: None,
             report: Report::Agent(Box::new(report)),

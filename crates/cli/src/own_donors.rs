@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use spillway_fabric::address::DonorAddress;
+use spillway_report::status::Memory;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::failure::Failure;
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::machine::process::{open_log, wait_for};
 use crate::size::human;
 
@@ -52,7 +53,7 @@ impl OwnDonorsPlan {
 /// What this machine can lend to itself, or what the user asked for if it can.
 pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Redundancy) -> Result<u64, Failure> {
     let copies = u64::from(redundancy.replicas);
-    let lendable = memory.lendable_bytes(limits::LEND_RESERVE_BYTES);
+    let lendable = memory::lendable_bytes(&memory, limits::LEND_RESERVE_BYTES);
     let size_bytes = asked.unwrap_or(lendable / copies);
     if size_bytes * copies > lendable || size_bytes < limits::DEVICE_SIZE_BYTES_MIN {
         return Err(Failure::Failed(format!(

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use spillway_report::kind::Report;
+use spillway_report::status::Item;
 
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -46,7 +47,11 @@ pub(crate) fn wait(is_shown: bool) -> Result<(), Failure> {
 }
 
 fn look(registry: &Registry) -> Result<u64, Failure> {
-    status::collect(registry, None, &|_| true)?.iter().map(|item| item.readable_report().map(lacking_bytes)).sum()
+    let lacking = |item: &Item| match item.read() {
+        Ok(report) => Ok(lacking_bytes(&report)),
+        Err(error) => Err(Failure::during(&item.name, error)),
+    };
+    status::collect(registry, None, &|_| true)?.iter().map(lacking).sum()
 }
 
 /// Bytes of the slabs that lack a copy, or are being moved, by the report of a device or a run.

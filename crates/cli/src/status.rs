@@ -5,15 +5,16 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use serde::Serialize;
 use serde_json::Value;
 use spillway_donor::status::{DonorStatus, RecallCounts, SessionStatus};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_pager::pager::PagerStatus;
 use spillway_report::device::DeviceReport;
 use spillway_report::donor::{AgentReport, ClusterSummary, SandboxReport};
+use spillway_report::format::Format;
 use spillway_report::kind::Report;
 use spillway_report::run::RunReport;
+use spillway_report::status::{Item, StatusReport, SwapArea};
 use spillway_volume::disk_writer::NOT_RESERVED;
 use spillway_volume::status::{DiskStatus, DonorLinkStatus};
 
@@ -21,47 +22,13 @@ use crate::arguments::OutputArguments;
 use crate::bandwidth_report;
 use crate::device::records::DeviceRecord;
 use crate::failure::Failure;
-use crate::machine::memory::Memory;
-use crate::machine::swap_list::{self, SwapArea};
+use crate::machine::memory;
+use crate::machine::swap_list;
 use crate::prefetch_report;
 use crate::registry::{Found, Kind, Registry};
 use crate::size::human;
 use crate::status_socket;
 use crate::staying_report::{self, When};
-
-/// One thing of ours.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Item {
-    /// What it is.
-    pub(crate) kind: Kind,
-    /// Its name.
-    pub(crate) name: String,
-    /// Whose it is.
-    pub(crate) pid: Option<u32>,
-    /// `running`, `silent` (its process does not answer), `orphaned` (a device whose keeper is gone, and which is
-    /// served all the same) or `dead` (its process is gone and left it).
-    pub(crate) state: &'static str,
-    /// What it says of itself, as it was written; null if it says nothing.
-    #[serde(rename = "report")]
-    pub(crate) answer: Value,
-    /// The same, read.
-    #[serde(skip)]
-    pub(crate) report: Report,
-    /// The swap area on a device.
-    pub(crate) swap: Option<SwapArea>,
-    /// What the user should know.
-    pub(crate) warnings: Vec<String>,
-}
-
-/// The whole answer; its JSON form is stable.
-#[derive(Clone, Debug, Serialize)]
-struct Status {
-    memory: Option<Memory>,
-    items: Vec<Item>,
-}
-
-/// How the warning of a report that this release cannot read begins.
-const UNREADABLE: &str = "its report cannot be read";
 
 /// Asks one entry.
 pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
@@ -71,44 +38,42 @@ pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
         (false, Ok(answer)) => ("orphaned", answer),
         (false, Err(_)) => ("dead", Value::Null),
     };
-    let mut warnings = Vec::new();
-    let report = if answer.is_null() { Ok(Report::None) } else { Report::read(found.kind, &answer) };
-    let report = report.unwrap_or_else(|error| {
-        warnings.push(format!("{UNREADABLE}: {error}"));
-        Report::None
-    });
-    let path = match &report {
-        Report::Device(report) => Some(PathBuf::from(&report.device.path)),
-        // Swap is known as swap, whichever release serves it.
-        Report::None if !answer.is_null() => DeviceRecord::read(&found.path).and_then(|record| record.path),
-        _ => None,
+    let mut item = Item {
+        kind: found.kind,
+        name: found.name.clone(),
+        pid: found.owner.map(|owner| owner.pid),
+        state: state.to_owned(),
+        report: answer,
+        swap: None,
+        warnings: Vec::new(),
     };
-    let swap = areas.iter().find(|area| Some(&area.path) == path.as_ref()).cloned();
+    let path = match item.read() {
+        Ok(Report::Device(report)) => Some(PathBuf::from(report.device.path)),
+        Ok(_) => None,
+        Err(error) => {
+            item.warnings.push(format!("its report cannot be read: {error}"));
+            // Swap is known as swap, whichever release serves it.
+            DeviceRecord::read(&found.path).and_then(|record| record.path)
+        }
+    };
+    item.swap = areas.iter().find(|area| Some(&area.path) == path.as_ref()).cloned();
+    let warnings = &mut item.warnings;
     if state == "dead" {
         warnings.push("its process is gone; `spillway doctor --mend` removes what it left".to_owned());
     }
     if state == "orphaned" {
-        let off = if swap.is_some() { "swap off" } else { "device off" };
+        let off = if item.swap.is_some() { "swap off" } else { "device off" };
         warnings.push(format!(
             "its keeper is gone, so nothing would start its process again; `spillway {off}` ends it well"
         ));
     }
-    if let Some(area) = &swap {
+    if let Some(area) = &item.swap {
         warnings.extend(swap_list::rivals(areas, &area.path, area.priority).iter().map(|rival| {
             let path = rival.path.display();
             format!("pages also go to the swap area {path} (priority {}); `swapoff {path}` stops that", rival.priority)
         }));
     }
-    Item {
-        kind: found.kind,
-        name: found.name.clone(),
-        pid: found.owner.map(|owner| owner.pid),
-        state,
-        answer,
-        report,
-        swap,
-        warnings,
-    }
+    item
 }
 
 /// Every entry that `wanted` takes; those of other kinds than `kind` are not even asked, because one may be the
@@ -131,7 +96,8 @@ pub(crate) fn show(
     wanted: &dyn Fn(&Item) -> bool,
 ) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
-    let status = Status { memory: Memory::read().ok(), items: collect(&registry, kind, wanted)? };
+    let items = collect(&registry, kind, wanted)?;
+    let status = StatusReport { format: Format::default(), memory: memory::read().ok(), items };
     if output.json {
         return crate::output::json(&status);
     }
@@ -145,49 +111,17 @@ pub(crate) fn show(
     crate::output::text(&text)
 }
 
-impl Item {
-    /// Whether it is a swap device.
-    pub(crate) fn is_swap(&self) -> bool {
-        self.swap.is_some()
-    }
-
-    /// What it says of itself; fails if that cannot be read.
-    pub(crate) fn readable_report(&self) -> Result<&Report, Failure> {
-        match self.warnings.iter().find(|warning| warning.starts_with(UNREADABLE)) {
-            Some(warning) => Err(Failure::Failed(format!("the {} '{}': {warning}", self.kind.word(), self.name))),
-            None => Ok(&self.report),
-        }
-    }
-
-    /// Its name.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Bytes of the pages that a device stores at its donors.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        self.report.volume().map_or(0, |volume| volume.pages_stored * PAGE_SIZE_BYTES as u64)
-    }
-
-    /// The run that a device belongs to.
-    pub(crate) fn run(&self) -> Option<&str> {
-        match &self.report {
-            Report::Device(report) => report.run.as_deref(),
-            _ => None,
-        }
-    }
-}
-
 /// A few lines for people. Writing to a string cannot fail, so results are dropped.
 fn describe(text: &mut String, item: &Item) {
     let pid = item.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
     let _ = writeln!(text, "{} {}: {} (process {pid})", item.kind.word(), item.name, item.state);
-    match &item.report {
-        Report::None => {}
-        Report::Device(report) => describe_device(text, report, item.swap.as_ref()),
-        Report::Donor(report) => describe_donor(text, &report.donor, report.sandbox.as_ref()),
-        Report::Agent(report) => describe_agent(text, report),
-        Report::Run(report) => describe_run(text, report),
+    match item.read() {
+        // A warning tells of what cannot be read.
+        Ok(Report::None) | Err(_) => {}
+        Ok(Report::Device(report)) => describe_device(text, &report, item.swap.as_ref()),
+        Ok(Report::Donor(report)) => describe_donor(text, &report.donor, report.sandbox.as_ref()),
+        Ok(Report::Agent(report)) => describe_agent(text, &report),
+        Ok(Report::Run(report)) => describe_run(text, &report),
     }
     for warning in &item.warnings {
         let _ = writeln!(text, "  warning: {warning}");
@@ -398,23 +332,24 @@ fn describe_pager(text: &mut String, PagerStatus { device, pager }: &PagerStatus
 
 #[cfg(test)]
 mod tests {
+    use serde::Serialize;
     use serde_json::json;
     use spillway_report::prefetch::{PrefetchReport, Samples};
 
     use super::*;
-    use crate::observation::{Thing, examples};
+    use crate::observation::examples;
 
-    fn described(thing: Thing) -> String {
-        let Thing { kind, name, pid, state, report, warnings, .. } = thing;
+    fn described(kind: Kind, report: impl Serialize) -> String {
+        let (name, state, report) = ("x".to_owned(), "running".to_owned(), json!(report));
         let mut text = String::new();
-        describe(&mut text, &Item { kind, name, pid, state, answer: Value::Null, report, swap: None, warnings });
+        describe(&mut text, &Item { kind, name, pid: Some(7), state, report, swap: None, warnings: Vec::new() });
         text
     }
 
     fn device(change: impl FnOnce(&mut DeviceReport)) -> String {
         let mut report = examples::device_report("x", 1);
         change(&mut report);
-        described(examples::thing(Kind::Device, "x", Report::Device(Box::new(report))))
+        described(Kind::Device, report)
     }
 
     #[test]
@@ -462,7 +397,7 @@ mod tests {
             weight,
             ..donor.sessions[0].clone()
         });
-        let text = described(examples::thing(Kind::Donor, "x", examples::donor_report(donor)));
+        let text = described(Kind::Donor, json!({ "donor": donor }));
         for expected in [
             "lent 32 MiB of 1 GiB, 512 MiB free, DRAINING",
             "  asked back 7 slabs: 3 returned, 2 may stay after all, 1 overdue\n",
@@ -476,18 +411,15 @@ mod tests {
     #[test]
     fn an_agent_tells_where_its_metrics_are_and_lends_nothing_that_it_does_not() {
         let metrics = Some("http://127.0.0.1:7071/metrics".to_owned());
-        let report = Report::Agent(Box::new(AgentReport { metrics, ..AgentReport::default() }));
-        let text = described(examples::thing(Kind::Agent, "x", report));
+        let text = described(Kind::Agent, AgentReport { metrics, ..AgentReport::default() });
         assert_eq!(text, "agent x: running (process 7)\n  metrics: http://127.0.0.1:7071/metrics\n");
     }
 
     #[test]
     fn a_run_tells_how_its_memory_comes_and_what_the_pager_did() {
-        let mut run = examples::run("x", 7);
-        if let Report::Run(report) = &mut run.report {
-            report.pager.as_mut().unwrap().pager.staying.memfd_bytes = 5 << 20;
-        }
-        let text = described(run);
+        let mut run = examples::run_report(7);
+        run.pager.as_mut().unwrap().pager.staying.memfd_bytes = 5 << 20;
+        let text = described(Kind::Run, run);
         for expected in [
             "memory comes by pager (asked for)",
             "health: ok; faults: 7 filled",
@@ -500,13 +432,9 @@ mod tests {
 
     #[test]
     fn a_run_tells_what_it_prefetches() {
-        let mut run = examples::run("x", 7);
-        if let Report::Run(report) = &mut run.report {
-            let samples = Samples { major: 3, ..Samples::default() };
-            let policy = "streams".to_owned();
-            report.prefetch = Some(PrefetchReport { policy, is_active: true, samples, ..PrefetchReport::default() });
-        }
-        let text = described(run);
+        let (policy, samples) = ("streams".to_owned(), Samples { major: 3, ..Samples::default() });
+        let prefetch = Some(PrefetchReport { policy, is_active: true, samples, ..PrefetchReport::default() });
+        let text = described(Kind::Run, RunReport { prefetch, ..examples::run_report(7) });
         assert!(text.contains("\n  prefetching: streams; 3 samples"), "{text}");
     }
 
@@ -515,7 +443,7 @@ mod tests {
         let (_directory, registry) = Registry::temporary();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         let items = collect(&registry, Some(Kind::Device), &|_| true).unwrap();
-        assert_eq!((items.len(), items[0].state), (1, "silent"));
+        assert_eq!((items.len(), items[0].state.as_str()), (1, "silent"));
         assert!(collect(&registry, Some(Kind::Device), &Item::is_swap).unwrap().is_empty());
     }
 
@@ -568,7 +496,7 @@ mod tests {
         ] {
             let item = asked_for(&answer, true, &[]);
             assert!(item.warnings[0].contains(expected), "{:?}", item.warnings);
-            assert!(item.readable_report().unwrap_err().to_string().contains(expected));
+            assert!(item.read().unwrap_err().to_string().contains(expected));
             let mut text = String::new();
             describe(&mut text, &item);
             assert_eq!(text.lines().count(), 2, "its state and the warning: {text}");

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use spillway_report::status::Memory;
 use spillway_sys::swap::SwapDiscard;
 
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::machine::swap_list;
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
@@ -77,7 +78,7 @@ pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
 pub(crate) fn check_room(path: &Path, kept_back_bytes: u64) -> Result<(), SwapError> {
     let error = |source| SwapError::System { action: "looking at", path: path.to_path_buf(), source, advice: "" };
     let used_bytes = swap_list::find(path).map_err(error)?.map_or(0, |area| area.used_bytes);
-    room(path, used_bytes, kept_back_bytes, Memory::read().map_err(error)?)
+    room(path, used_bytes, kept_back_bytes, memory::read().map_err(error)?)
 }
 
 fn room(path: &Path, used_bytes: u64, kept_back_bytes: u64, memory: Memory) -> Result<(), SwapError> {

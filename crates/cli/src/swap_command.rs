@@ -1,6 +1,7 @@
 //! `spillway swap on`, `off` and `status`: a swap device for the whole machine.
 
 use serde_json::json;
+use spillway_report::status::Item;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
@@ -15,7 +16,7 @@ use crate::machine::swap_list;
 use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::status::{self, Item};
+use crate::status;
 use crate::{mend, output, swap_area};
 
 /// Runs one of the subcommands.

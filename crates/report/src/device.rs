@@ -7,7 +7,7 @@ use crate::format::Format;
 use crate::prefetch::PrefetchReport;
 
 /// The status of a device's process: the device's own and the process's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The version of the form.
     #[serde(default)]

@@ -4,6 +4,7 @@
 //! - [`mod@format`]: the version of the form, and reading.
 //! - [`kind`]: which kinds of things there are, and the report of any of them.
 //! - [`device`], [`run`], [`donor`], [`cluster`]: the four reports; [`prefetch`] is a part of two.
+//! - [`status`]: the list of them that `spillway status --json` writes.
 //!
 //! Figures that a lower crate counts are reported as its own type (`spillway_volume::status`, `spillway_donor::status`,
 //! `spillway_pager::statistics`).
@@ -20,3 +21,4 @@ pub mod format;
 pub mod kind;
 pub mod prefetch;
 pub mod run;
+pub mod status;

@@ -62,6 +62,12 @@ pub enum Ending {
     Signalled(i32),
 }
 
+impl Default for Ending {
+    fn default() -> Self {
+        Self::Exited(0)
+    }
+}
+
 impl From<ExitStatus> for Ending {
     fn from(status: ExitStatus) -> Self {
         match (status.code(), status.signal()) {
@@ -145,7 +151,7 @@ pub struct RunReport {
 }
 
 /// A run that has ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EndedRunReport {
     /// The version of the form.
     #[serde(default)]
@@ -173,21 +179,12 @@ pub struct EndedRunReport {
 }
 
 impl EndedRunReport {
-    /// A run that ended so, of which nothing else is known yet.
-    pub fn new(memory: RunReport, ending: Ending) -> Self {
-        Self {
-            format: Format::default(),
-            program: Vec::new(),
-            ending,
-            wall_seconds: 0.0,
-            memory,
-            major_faults: 0,
-            out_of_memory_kills: 0,
-            limit_hits: 0,
-            device: None,
-            pager: None,
-            prefetch: None,
-        }
+    /// The device or volume under it, if it answered.
+    pub fn volume(&self) -> Option<&DeviceStatus> {
+        self.device.as_ref().map(|device| match device {
+            RunDevice::Swap(report) => &report.device,
+            RunDevice::Volume { device } => &**device,
+        })
     }
 }
 
@@ -202,16 +199,6 @@ pub enum RunDevice {
         /// Its state.
         device: Box<DeviceStatus>,
     },
-}
-
-impl RunDevice {
-    /// The state of the device or volume.
-    pub fn status(&self) -> &DeviceStatus {
-        match self {
-            Self::Swap(report) => &report.device,
-            Self::Volume { device } => device,
-        }
-    }
 }
 
 /// By the fields of a process, which a volume has not. Deriving this would lose which field is wrong.

@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::donor::{AgentReport, ClusterSummary};
+use spillway_report::status::Item;
 use spillway_sys::core_dumps;
 
 use self::carrying_out::{Leaving, Working};
@@ -34,7 +36,7 @@ use crate::interruption::{Interruption, ReloadRequest};
 use crate::log_writer::CHANGES;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::Reach;
-use crate::status::{self, Item};
+use crate::status;
 use crate::status_socket::{self, Answer, Question, StatusServer};
 use crate::{limits, mend, output, swap_command};
 
@@ -206,14 +208,14 @@ impl Cluster {
         let view = self.service.view();
         for kind in [Kind::Device, Kind::Run] {
             for item in status::collect(registry, Some(kind), &|_| true).unwrap_or_default() {
-                let Some(used) = used_donors(&item.report, &view.name) else { continue };
+                let Some(used) = item.read().ok().and_then(|report| used_donors(&report, &view.name)) else { continue };
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
-                    let socket = registry.status_socket(kind, item.name());
+                    let socket = registry.status_socket(kind, &item.name);
                     let asked = status_socket::ask(&socket, &Question::Donor(change.clone()), limits::STATUS_DEADLINE);
                     match asked {
-                        Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name()),
-                        Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name()),
+                        Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name),
+                        Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name),
                     }
                 }
             }
@@ -224,7 +226,8 @@ impl Cluster {
 /// What the devices of this machine store.
 fn used_bytes(registry: &Registry) -> u64 {
     let devices = status::collect(registry, Some(Kind::Device), &|_| true).unwrap_or_default();
-    devices.iter().map(Item::stored_bytes).sum()
+    let pages_stored = |item: &Item| Some(item.read().ok()?.volume()?.pages_stored);
+    devices.iter().filter_map(pages_stored).sum::<u64>() * PAGE_SIZE_BYTES as u64
 }
 
 /// The swap device of this agent, tried again until it is on.
@@ -301,7 +304,7 @@ impl Borrower {
 
     /// A device lives in a process of its own, so the agent before this one may have died and left it at work.
     fn is_on_already(&self, registry: &Registry) -> bool {
-        let ours = |item: &Item| item.name() == self.role.name && item.is_swap() && item.run().is_none();
+        let ours = |item: &Item| item.name == self.role.name && item.is_swap() && item.run().is_none();
         status::collect(registry, Some(Kind::Device), &ours).is_ok_and(|found| !found.is_empty())
     }
 

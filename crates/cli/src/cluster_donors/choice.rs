@@ -13,12 +13,12 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::wire::WIRE_VERSION;
+use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_volume::limits::DONORS_MAX;
 
 use crate::arguments::StorageArguments;
 use crate::limits;
 use crate::limits::NAMED_DONORS_MAX;
-use spillway_report::cluster::{ClusterReport, MemberReport};
 
 /// Why there is no donor in a cluster.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,13 +9,13 @@
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use spillway_report::cluster::ClusterReport;
 use spillway_report::kind::Report;
 use spillway_volume::limits::DONORS_MAX;
 use spillway_volume::status::DonorLinkStatus;
 
 use super::choice::lending_addresses;
 use crate::status_socket::DonorChange;
-use spillway_report::cluster::ClusterReport;
 
 /// A donor that a borrower uses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ pub(crate) mod following;
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::random_bytes;
+use spillway_report::cluster::ClusterReport;
 
 use self::choice::ClusterDonors;
 use crate::arguments::StorageArguments;
@@ -17,7 +18,6 @@ use crate::failure::Failure;
 use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
-use spillway_report::cluster::ClusterReport;
 
 /// What borrows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
+use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::launch::{RunningDevice, launch};
@@ -15,13 +16,13 @@ use crate::donor_change::{self, Among};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::machine::swap_list;
 use crate::output::say;
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::status::{self, Item};
+use crate::status;
 use crate::{mend, output};
 
 /// Runs one of the subcommands.
@@ -159,7 +160,7 @@ fn launched(
         )));
     }
     let own_donors = if needs_own {
-        let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
+        let memory = memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
         own_size_bytes(Some(size_bytes), memory, redundancy)?;
         Some(OwnDonorsPlan::new(donor_count, size_bytes, slab_size_bytes, redundancy))
     } else {
@@ -207,7 +208,7 @@ pub(crate) fn chosen(
     wanted: &dyn Fn(&Item) -> bool,
 ) -> Result<Found, Failure> {
     let items = status::collect(registry, Some(Kind::Device), &|item| item.run().is_none() && wanted(item))?;
-    let names: Vec<&str> = items.iter().map(Item::name).collect();
+    let names: Vec<&str> = items.iter().map(|item| item.name.as_str()).collect();
     let name = match (name, names.as_slice()) {
         (Some(name), _) if names.contains(&name) => name,
         (None, [only]) => only,

@@ -35,7 +35,7 @@ use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
 use crate::log_writer;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::machine::reserve::Reserve;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
@@ -345,7 +345,7 @@ fn with_own_donors(launched: &LaunchedDevice, entry: &Entry) -> Result<(Launched
 }
 
 fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {
-    match Memory::read().and_then(|memory| Reserve::raise(entry.path(), memory.total_bytes)) {
+    match memory::read().and_then(|memory| Reserve::raise(entry.path(), memory.total_bytes)) {
         Ok(reserve) => {
             notes.extend(reserve.as_ref().map(Reserve::note));
             reserve

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use spillway_report::run::Way;
+use spillway_report::status::SwapArea;
 use spillway_sys::proc_text::strings;
 
 use super::check::{Check, State};
-use crate::machine::swap_list::{self, SwapArea};
+use crate::machine::swap_list;
 use crate::machine::system::System;
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {

@@ -4,37 +4,23 @@
 //! area of ours beside an equal one gets only part of the pages that the user wants at donors.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use spillway_report::status::SwapArea;
 
 use crate::limits;
 
-/// One line of `/proc/swaps`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct SwapArea {
-    /// The device or file.
-    pub(crate) path: PathBuf,
-    /// Bytes that it holds.
-    pub(crate) size_bytes: u64,
-    /// Bytes in use.
-    pub(crate) used_bytes: u64,
-    /// The higher, the earlier it is filled.
-    pub(crate) priority: i32,
-}
-
 /// Every swap area that is on now.
 pub(crate) fn read() -> io::Result<Vec<SwapArea>> {
+    let area = |area| {
+        let spillway_sys::swap::SwapArea { path, size_bytes, used_bytes, priority } = area;
+        SwapArea { path, size_bytes, used_bytes, priority }
+    };
     match spillway_sys::swap::areas() {
-        Ok(areas) => Ok(areas.into_iter().map(SwapArea::from).collect()),
+        Ok(areas) => Ok(areas.into_iter().map(area).collect()),
         // A kernel built without swap has no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
-    }
-}
-
-impl From<spillway_sys::swap::SwapArea> for SwapArea {
-    fn from(area: spillway_sys::swap::SwapArea) -> Self {
-        let spillway_sys::swap::SwapArea { path, size_bytes, used_bytes, priority } = area;
-        Self { path, size_bytes, used_bytes, priority }
     }
 }
 

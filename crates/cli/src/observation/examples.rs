@@ -10,10 +10,10 @@ use spillway_report::donor::DonorReport;
 use spillway_report::format::Format;
 use spillway_report::kind::Report;
 use spillway_report::run::{Choice, GroupUsage, RunReport, Way};
+use spillway_report::status::Memory;
 use spillway_volume::status::{DeviceStatus, DiskStatus, DonorLatencyStatus, DonorLinkStatus};
 
 use super::{Observation, Thing};
-use crate::machine::memory::Memory;
 use crate::registry::Kind;
 
 /// A volume that has brought in so many pages, at 10 us each but for one in a hundred at 500 us.
@@ -59,15 +59,7 @@ pub(crate) fn link(address: &str, state: &str) -> DonorLinkStatus {
 /// A device's whole report.
 pub(crate) fn device_report(name: &str, pages_in: u64) -> DeviceReport {
     let device = DeviceStatus { name: name.to_owned(), ..device_status(pages_in) };
-    DeviceReport {
-        format: Format::default(),
-        run: None,
-        follows: None,
-        notes: Vec::new(),
-        given_up: false,
-        prefetch: None,
-        device,
-    }
+    DeviceReport { device, ..DeviceReport::default() }
 }
 
 /// A pager with faults of every kind.
@@ -107,16 +99,16 @@ pub(crate) fn thing(kind: Kind, name: &str, report: Report) -> Thing {
         name: name.to_owned(),
         pid: Some(7),
         program: None,
-        state: "running",
+        state: "running".to_owned(),
         warnings: Vec::new(),
         swap_used_bytes: None,
         report,
     }
 }
 
-/// A run by the pager.
-pub(crate) fn run(name: &str, pages_in: u64) -> Thing {
-    let report = RunReport {
+/// The report of a run by the pager.
+pub(crate) fn run_report(pages_in: u64) -> RunReport {
+    RunReport {
         via: Some(Choice { way: Way::Pager, reason: "asked for".to_owned() }),
         local: "50%".to_owned(),
         limit_bytes: Some(64 << 20),
@@ -124,8 +116,12 @@ pub(crate) fn run(name: &str, pages_in: u64) -> Thing {
         footprint_bytes: 100 << 20,
         pager: Some(pager_status(pages_in)),
         ..RunReport::default()
-    };
-    thing(Kind::Run, name, Report::Run(Box::new(report)))
+    }
+}
+
+/// A run by the pager.
+pub(crate) fn run(name: &str, pages_in: u64) -> Thing {
+    thing(Kind::Run, name, Report::Run(Box::new(run_report(pages_in))))
 }
 
 /// A swap device.

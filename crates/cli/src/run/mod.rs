@@ -39,7 +39,7 @@ use crate::budget::Budget;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::mend;
 use crate::output::say;
 use crate::output_file::OutputFile;
@@ -67,7 +67,7 @@ fn budget_of(arguments: &RunArguments, least_bytes: u64) -> Result<Budget, Failu
     if arguments.local != LocalBudget::Auto {
         return Ok(Budget::new(arguments.local));
     }
-    let all_bytes = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
+    let all_bytes = memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
     Ok(Budget::automatic(arguments.slowdown.unwrap_or(limits::SLOWDOWN), least_bytes, all_bytes))
 }
 

@@ -28,7 +28,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::filesystem::FileSystem;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::output::say;
 use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use crate::registry::{Kind, Registry};
@@ -83,7 +83,7 @@ impl Plan {
         let needs_own = storage.donors.is_empty() && !arguments.local_memory;
         let own_donors = if needs_own { arguments.own_donors } else { 0 };
         let redundancy = redundancy(storage, own_donors, arguments.local_memory)?;
-        let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
+        let memory = memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
         let slab_size_bytes = storage.slab_size.bytes;
         let mut size_bytes = match (arguments.lend, own_donors) {
             (Some(size), 0) => size.bytes,

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use spillway_block::metrics::TrafficStatus;
 use spillway_pager::statistics::FaultStatistics;
-use spillway_report::run::{EndedRunReport, Ending, RunDevice};
-use spillway_volume::status::DeviceStatus;
+use spillway_report::run::{EndedRunReport, Ending};
 
 use crate::arguments::run::RunArguments;
 use crate::bandwidth_report;
@@ -46,10 +45,6 @@ impl Statistics {
         }
     }
 
-    fn device(&self) -> Option<&DeviceStatus> {
-        self.0.device.as_ref().map(RunDevice::status)
-    }
-
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.0.out_of_memory_kills > 0 {
@@ -84,7 +79,7 @@ impl Statistics {
                     .to_owned(),
             );
         }
-        let health = self.device().map(|device| &device.health);
+        let health = self.0.volume().map(|device| &device.health);
         if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
             warnings.push(format!("the device was not well: {health}"));
         }
@@ -109,7 +104,7 @@ impl Statistics {
 
     fn summary(&self) -> String {
         let memory = &self.0.memory;
-        let traffic = self.device().map(|device| &device.traffic);
+        let traffic = self.0.volume().map(|device| &device.traffic);
         let count = |count: fn(&TrafficStatus) -> u64| traffic.map_or(0, count);
         let latency_us = |latency: fn(&TrafficStatus) -> f64| traffic.map_or(0.0, latency);
         format!(
@@ -130,7 +125,7 @@ impl Statistics {
 
     /// What a bound of traffic did, what stayed local, and what was prefetched.
     fn lines(&self) -> Vec<String> {
-        let bound = self.device().and_then(|device| device.bandwidth.as_ref()).map(bandwidth_report::describe);
+        let bound = self.0.volume().and_then(|device| device.bandwidth.as_ref()).map(bandwidth_report::describe);
         let staying = self.0.pager.iter().flat_map(|pager| staying_report::describe(pager, When::AtMost));
         bound.into_iter().chain(staying).chain(self.0.prefetch.as_ref().and_then(prefetch_report::describe)).collect()
     }
@@ -163,8 +158,8 @@ fn size_text(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use spillway_pager::statistics::PagerStatistics;
-    use spillway_report::run::{Choice, RunReport, Way};
-    use spillway_volume::status::BandwidthStatus;
+    use spillway_report::run::{Choice, RunDevice, RunReport, Way};
+    use spillway_volume::status::{BandwidthStatus, DeviceStatus};
 
     use super::*;
     use crate::observation::examples;
@@ -181,7 +176,8 @@ mod tests {
             wall_seconds: 1.5,
             major_faults: 7,
             device,
-            ..EndedRunReport::new(memory, Ending::Exited(0))
+            memory,
+            ..EndedRunReport::default()
         })
     }
 

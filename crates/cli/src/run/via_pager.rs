@@ -30,7 +30,7 @@ use crate::device::records::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
@@ -170,7 +170,7 @@ impl Drop for Run {
 
 /// What the program may have at first; all memory of the machine if all may be local.
 fn initial_bytes(budget: &Budget) -> Result<u64, Failure> {
-    let all = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
+    let all = memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
     Ok(budget.limit_bytes().unwrap_or(all).max(BUDGET_BYTES_MIN))
 }
 
@@ -189,7 +189,9 @@ impl Paged {
             major_faults: pager.fill.count,
             device: Some(RunDevice::Volume { device: Box::new(device) }),
             pager: Some(pager),
-            ..EndedRunReport::new(watched, ending)
+            memory: watched,
+            ending,
+            ..EndedRunReport::default()
         }
     }
 }

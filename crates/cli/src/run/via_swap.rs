@@ -145,14 +145,19 @@ impl Run {
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, &governed, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
-        let device = status_socket::ask_report(device.status_socket(), &Question::Status).ok();
+        let told = status_socket::ask_report(device.status_socket(), &Question::Status);
+        if let Err(error) = &told {
+            say!("spillway: what the device {} did is not known: {error}", device.path().display());
+        }
         let paging = EndedRunReport {
             major_faults: group.major_faults(),
             out_of_memory_kills: group.out_of_memory_kills(),
             limit_hits: group.limit_hits(),
-            device: device.map(RunDevice::Swap),
+            device: told.ok().map(RunDevice::Swap),
             prefetch: Some(prefetching.report()),
-            ..EndedRunReport::new(watched, ending)
+            memory: watched,
+            ending,
+            ..EndedRunReport::default()
         };
         let told = Statistics::new(start.elapsed(), paging, arguments);
         told.deliver(arguments.summary, statistics);

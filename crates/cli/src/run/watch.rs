@@ -23,7 +23,7 @@ use crate::donor_change::{self, KeptOut};
 use crate::interruption::Interruption;
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::log_writer::ChangeLog;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::output::say;
 use crate::registry::Entry;
 use crate::size::human;
@@ -252,7 +252,7 @@ fn search_strays(program: &Program, governed: &dyn Governed, watched: &Mutex<Wat
 
 /// Whether the machine has nothing to give to a group that cannot go on.
 fn is_machine_short() -> bool {
-    Memory::read().is_ok_and(|memory| memory.available_bytes < limits::RELIEF_RESERVE_BYTES)
+    memory::read().is_ok_and(|memory| memory.available_bytes < limits::RELIEF_RESERVE_BYTES)
 }
 
 fn answer(server: &StatusServer, governed: &dyn Governed, watched: &Mutex<Watched>, ended: &AtomicBool) {

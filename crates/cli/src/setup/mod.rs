@@ -20,7 +20,7 @@ use crate::arguments::setup::SetupArguments;
 use crate::device::storage::backing_directory;
 use crate::failure::Failure;
 use crate::machine::filesystem::FileSystem;
-use crate::machine::memory::Memory;
+use crate::machine::memory;
 use crate::output;
 
 /// Where the packaged service reads its configuration.
@@ -54,7 +54,7 @@ pub(crate) fn execute(arguments: &SetupArguments) -> Result<(), Failure> {
 }
 
 fn answers(arguments: &SetupArguments) -> Result<Answers, Failure> {
-    let memory = Memory::read().map_err(|error| Failure::during("looking at the machine's memory", error))?;
+    let memory = memory::read().map_err(|error| Failure::during("looking at the machine's memory", error))?;
     let has_key = plan::key_file(&arguments.directory).exists();
     let ground = Ground { memory_bytes: memory.total_bytes, has_key };
     let known = Known {

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use serde::Serialize;
+use spillway_report::status::Memory;
 
 use super::counts::{Counts, Flow};
 use super::rows::{self, Lender, Link, Program};
 use crate::limits;
-use crate::machine::memory::Memory;
 use crate::observation::{Observation, Thing};
 
 /// By what programs and devices are ordered.

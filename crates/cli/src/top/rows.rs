@@ -17,7 +17,7 @@ pub(crate) struct Program {
     /// `pager` or `swap` (how memory reaches a run), `run` (not known), or `device`.
     pub(crate) kind: &'static str,
     /// As `status` has it.
-    pub(crate) state: &'static str,
+    pub(crate) state: String,
     /// Local memory, of a run.
     pub(crate) local_bytes: Option<u64>,
     /// Memory at donors, or on the disk.
@@ -109,7 +109,7 @@ pub(crate) fn programs(observation: &Observation, flow: &dyn Fn(&Thing) -> Flow)
         Program {
             name: thing.title(),
             kind: kind(thing),
-            state: thing.state,
+            state: thing.state.clone(),
             flow: flow(served),
             health: volume.map(|volume| volume.health.clone()).unwrap_or_default(),
             is_well: thing.state == "running" && volume.is_none_or(observation::is_well),
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_in_words() {
         let mut observation = examples::observation(10);
-        observation.things[0].state = "silent";
+        observation.things[0].state = "silent".to_owned();
         if let Report::Device(report) = &mut observation.things[1].report {
             report.device.health = "1 slabs wait for a copy".to_owned();
             report.device.donors[0].latency.is_slow = true;
