@@ -16,10 +16,11 @@
 
 use std::path::Path;
 
+use spillway_block::latency::LatencyStatus;
+
 use super::HarnessError;
 use super::interrupt::Interrupt;
 use super::read_requests::{self, ReadRequests};
-use super::spillway::Latency;
 use super::trace::{TraceSession, device_number};
 
 /// The kernel's sum has whole milliseconds: a window with fewer of them waits for more, so that its mean is good to a
@@ -86,7 +87,7 @@ impl Windows {
     }
 
     /// What was seen; `None` when nothing was read.
-    fn summary(&self) -> Option<Latency> {
+    fn summary(&self) -> Option<LatencyStatus> {
         let mut windows = self.windows.clone();
         windows.sort_by(|one, other| one.1.total_cmp(&other.1));
         let requests: u64 = windows.iter().map(|(count, _)| count).sum();
@@ -99,7 +100,8 @@ impl Windows {
             };
             windows.iter().find(reached).map(|(_, each)| *each)
         };
-        Some(Latency { p50_us: at(0.5)?, p99_us: at(0.99)?, mean_us: total / requests as f64 })
+        let mean_us = total / requests as f64;
+        Some(LatencyStatus { p50_us: at(0.5)?, p99_us: at(0.99)?, mean_us, ..LatencyStatus::default() })
     }
 }
 
@@ -177,7 +179,7 @@ impl FaultLatency {
     /// After the program's end: what was seen.
     pub fn finish(self) -> Waits {
         let windows = self.windows.summary();
-        let mean_us = windows.map(|latency| latency.mean_us);
+        let mean_us = windows.as_ref().map(|latency| latency.mean_us);
         match self.trace.and_then(TraceSession::finish) {
             Ok(events) => {
                 let mut requests = ReadRequests::default();
@@ -200,7 +202,7 @@ mod tests {
     use crate::harness::subject::Subject;
     use spillway_workloads::size::{MIB, Size};
 
-    fn observed(looks: &[(u64, u64)]) -> Option<Latency> {
+    fn observed(looks: &[(u64, u64)]) -> Option<LatencyStatus> {
         let mut windows = Windows::default();
         let reads = looks.iter().map(|(requests, milliseconds)| (*requests, *milliseconds));
         reads.for_each(|(requests, milliseconds)| windows.observe(BlockReads { requests, milliseconds }));

@@ -27,7 +27,7 @@ use spillway_block::cpu_idle;
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
 use super::process::{Collected, Running, bound};
-use super::spillway::{Donor, Spillway, Storage, Transport, pinned};
+use super::spillway::{Donor, Spillway, Storage, Transport, pinned, transports};
 use super::storage::{PrivateDirectory, free_bytes};
 use super::usage::cpu_seconds;
 use super::{HarnessError, tool};
@@ -309,7 +309,7 @@ impl Workshop {
         let name = attached.device.as_deref().unwrap_or_default();
         let expected = if transport == Transport::Tcp { "tcp" } else { "shm" };
         let status = self.product()?.device_status(name, &self.interrupt)?;
-        let transports = status.transports();
+        let transports = transports(&status);
         if transports == [expected] {
             return Ok(());
         }

@@ -179,8 +179,9 @@ fn events(program: u32, threads: &[u32], device: &str) -> Vec<(&'static str, Str
 
 /// The threads of the device's process that serve requests.
 pub fn io_threads(shop: &Workshop, device: &str) -> Result<Vec<u32>, HarnessError> {
-    let status = shop.product()?.device_status(device, &shop.interrupt)?;
-    let process = status.process.ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
+    let (_, process) = shop.product()?.device_with_process(device, &shop.interrupt)?;
+    let process =
+        process.map(u32::cast_signed).ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
     // The process that is named keeps another one, which serves.
     let found: Vec<u32> = family(process).into_iter().flat_map(|process| threads_named(process, "io-")).collect();
     if found.is_empty() {

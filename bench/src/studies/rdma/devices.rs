@@ -9,7 +9,7 @@ use crate::harness::HarnessError;
 use crate::harness::cleanup::Cleanup;
 use crate::harness::fio::{self, Job, Length};
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::spillway::Storage;
+use crate::harness::spillway::{Storage, transports};
 use crate::harness::subject::Subject;
 use crate::harness::subject::Workshop;
 use crate::harness::swap_area::SwapArea;
@@ -72,7 +72,7 @@ fn ours(
     let measured = made.and_then(|(path, name)| {
         on(shop, &path, result, subject)?;
         let status = product.device_status(&name, &shop.interrupt)?;
-        if status.transports() == [transport] && status.pages_lost == 0 {
+        if transports(&status) == [transport] && status.pages_lost == 0 {
             return Ok(());
         }
         Err(HarnessError::wrong(subject, format!("{status:?}")))

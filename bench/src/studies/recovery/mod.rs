@@ -25,12 +25,12 @@ use self::figures::{Choice, chosen, first_copies, first_reads_ms, percentile, ra
 use self::load::Pages;
 use super::{Context, Study};
 use crate::harness::HarnessError;
-use crate::harness::spillway::DeviceReport;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{
     Better, MILLISECONDS, MILLISECONDS_LOST, OPERATIONS_PER_SECOND, PER_CENT_LOST, SECONDS, SECONDS_PER_GIB,
     StudyResult,
 };
+use spillway_volume::status::DeviceStatus;
 use spillway_workloads::random::Random;
 use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
@@ -182,7 +182,7 @@ struct Victim {
 
 impl Stage<'_> {
     /// Chooses among the living large donors, by what was used since `before`.
-    fn victim(&mut self, choice: Choice, before: &DeviceReport) -> Result<(Victim, DeviceReport), HarnessError> {
+    fn victim(&mut self, choice: Choice, before: &DeviceStatus) -> Result<(Victim, DeviceStatus), HarnessError> {
         let (now, living) = (self.cluster.look()?, self.cluster.living());
         let place = chosen(choice, (before, &now), &living, &mut self.random);
         let place = place.ok_or_else(|| HarnessError::failed("the cluster", "no donor has a slab's first copy"))?;
