@@ -75,11 +75,4 @@ mod tests {
         assert!(matches!(error, ReportError::Newer(2)), "{error}");
         assert!(error.to_string().contains("form 2 of reports"), "{error}");
     }
-
-    #[test]
-    fn a_missing_field_is_named_with_what_to_do() {
-        let text = read::<Pages>(&json!({"format": 1})).unwrap_err().to_string();
-        assert!(text.contains("`pages`") && text.contains("start the process again"), "{text}");
-        assert!(read::<Pages>(&Value::Null).is_err());
-    }
 }
