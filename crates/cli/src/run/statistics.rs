@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use spillway_block::latency::LatencyStatus;
 use spillway_block::metrics::TrafficStatus;
 use spillway_pager::statistics::FaultStatistics;
 use spillway_report::run::{EndedRunReport, Ending};
@@ -105,19 +106,17 @@ impl Statistics {
     fn summary(&self) -> String {
         let memory = &self.0.memory;
         let traffic = self.0.volume().map(|device| &device.traffic);
-        let count = |count: fn(&TrafficStatus) -> u64| traffic.map_or(0, count);
-        let latency_us = |latency: fn(&TrafficStatus) -> f64| traffic.map_or(0.0, latency);
+        let traffic = traffic.map_or("page traffic unknown".to_owned(), |traffic| {
+            let TrafficStatus { pages_in, pages_out, read_latency: LatencyStatus { p50_us, p99_us, .. }, .. } = traffic;
+            format!("{pages_out} pages out, {pages_in} in at {p50_us:.0}/{p99_us:.0} us (p50/p99)")
+        });
         format!(
-            "spillway: {:.2} s, footprint {} (local {}, lent {}), {} faults, {} pages out, {} in at {:.0}/{:.0} us (p50/p99){}\n",
+            "spillway: {:.2} s, footprint {} (local {}, lent {}), {} faults, {traffic}{}\n",
             self.0.wall_seconds,
             human(memory.footprint_bytes_max),
             human(memory.local_bytes_max),
             human(memory.swapped_bytes_max),
             self.0.major_faults,
-            count(|traffic| traffic.pages_out),
-            count(|traffic| traffic.pages_in),
-            latency_us(|traffic| traffic.read_latency.p50_us),
-            latency_us(|traffic| traffic.read_latency.p99_us),
             memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
         ) + &self.faults().unwrap_or_default()
             + &self.lines().into_iter().map(|line| format!("spillway: {line}\n")).collect::<String>()
@@ -194,7 +193,8 @@ mod tests {
     #[test]
     fn the_summary_tells_what_the_pager_answered() {
         let mut statistics = statistics(None);
-        assert!(!statistics.summary().contains("lost in them"));
+        let text = statistics.summary();
+        assert!(!text.contains("lost in them") && text.contains("page traffic unknown"), "no device answered: {text}");
         let mut pager = PagerStatistics { lost_seconds: 0.123, ..PagerStatistics::default() };
         (pager.fill.count, pager.fill.latency.p50_us, pager.fill.latency.p99_us) = (12, 6.4, 20.0);
         statistics.0.pager = Some(pager.clone());
