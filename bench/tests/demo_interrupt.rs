@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use spillway_report::run::{EndedRunReport, RunDevice};
 use spillway_testing::programs::write_program;
 
 /// The time a busy machine may take for any of the steps.
@@ -37,7 +38,7 @@ case "$command" in
         exec sleep 1000 ;;
     run)
         [ -e "$(dirname "$0")/hold" ] && exec sleep 1000
-        echo '{"exit": 0, "elapsed_seconds": 0.5, "device": {"traffic": {"pages_out": 5}}}' > "$stats"
+        cp "$(dirname "$0")/stats" "$stats"
         exec "$@" ;;
 esac
 exit 1
@@ -65,6 +66,9 @@ fn start_in(directory: tempfile::TempDir, programs: &[&str]) -> Option<Demo> {
     }
     let stand_in = directory.path().join("spillway");
     write_program(&stand_in, STAND_IN);
+    let device = Some(RunDevice::Volume { device: Box::default() });
+    let told = EndedRunReport { wall_seconds: 0.5, device, ..EndedRunReport::default() };
+    std::fs::write(directory.path().join("stats"), serde_json::to_vec(&told).unwrap()).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
     command.args(["demo", "--tiny", "--spillway"]).arg(&stand_in).arg("--directory").arg(work(directory.path()));
     programs.iter().for_each(|name| {

@@ -11,7 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_bench::result::{Skip, StudyResult};
 use spillway_bench::summary::RunSummary;
+use spillway_report::device::DeviceReport;
+use spillway_report::kind::Kind;
+use spillway_report::status::Item;
 use spillway_testing::programs::write_program;
+use spillway_volume::status::{DeviceStatus, DiskStatus, DonorLinkStatus};
 
 /// The time a busy machine may take for one study.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -40,10 +44,10 @@ case "$command" in
         echo '{"items": ['
         for file in "$here"/*.path; do
             name=$(basename "$file" .path)
-            echo "{\"pid\": $PPID, \"report\": {\"device\": {\"name\": \"$name\", \"pages_stored\": 7, \"traffic\": {},"
-            echo '"donors": [{"transport": "shm"}], "disk": {"backlog_pages": 95, "backlog_pages_max": 100}}}},'
+            sed "s/NAME/$name/; s/4711/$PPID/; $separator" "$here/item"
+            separator='s/^/, /'
         done
-        echo '{}]}' ;;
+        echo ']}' ;;
     *) exit 1 ;;
 esac
 "#;
@@ -63,6 +67,20 @@ impl Stage {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let stand_in = directory.path().join("spillway");
         write_program(&stand_in, STAND_IN);
+        let donor = DonorLinkStatus { transport: "shm".to_owned(), ..DonorLinkStatus::default() };
+        let disk = DiskStatus { backlog_pages: 95, backlog_pages_max: 100, ..DiskStatus::default() };
+        let (donors, disk) = (vec![donor], Some(disk));
+        let device = DeviceStatus { pages_stored: 7, donors, disk, ..DeviceStatus::default() };
+        let item = Item {
+            kind: Kind::Device,
+            name: "NAME".to_owned(),
+            pid: Some(4711),
+            state: "running".to_owned(),
+            report: serde_json::to_value(DeviceReport { device, ..DeviceReport::default() }).unwrap(),
+            swap: None,
+            warnings: Vec::new(),
+        };
+        std::fs::write(directory.path().join("item"), serde_json::to_vec(&item).unwrap()).unwrap();
         std::fs::create_dir(directory.path().join("work")).unwrap();
         Some(Self { directory })
     }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
+
 use super::compare::Output;
 use super::programs::DemoProgram;
 use super::progress::Progress;
@@ -15,15 +17,14 @@ use super::report::{Disk, Lent};
 use super::{DISK_PATIENCE, Scale};
 use crate::harness::fault_latency::{FaultLatency, Waits};
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::process::{Finished, Running};
-use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
+use crate::harness::process::Running;
+use crate::harness::spillway::{Donor, Storage, Transport, Via, read_run};
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::usage::SwapCount;
 use crate::harness::working_set::{WorkingSet, is_root};
 use crate::harness::{HarnessError, tool};
 use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE, with_slack};
-use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 /// Whether a donor is killed during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,15 +163,15 @@ impl<'shop> Trials<'shop> {
         };
         let title = format!("{}: {percent} % local, {way}", program.name);
         let latency = (via == Via::Swap).then(|| FaultLatency::start(&self.shop.interrupt));
-        let (killed, finished, wrong_bytes, waits, served) =
+        let (killed, wrong_bytes, waits, served) =
             self.run_and_kill(command, program, reference, (&title, local), kill, latency)?;
-        let report = RunReport::read(&stats)?;
+        let (report, volume) = read_run(&stats)?;
         if killed {
             self.donors.remove(0);
             self.add_donor()?;
         }
-        let seconds = report.seconds.unwrap_or(finished.elapsed.as_secs_f64());
-        Ok(Lent { seconds, pages_in: report.device.traffic.pages_in, waits, wrong_bytes, donor_killed: killed, served })
+        let (seconds, pages_in) = (report.wall_seconds, volume.traffic.pages_in);
+        Ok(Lent { seconds, pages_in, waits, wrong_bytes, donor_killed: killed, served })
     }
 
     fn run_and_kill(
@@ -181,7 +182,7 @@ impl<'shop> Trials<'shop> {
         (title, local): (&str, Size),
         kill: Kill,
         mut latency: Option<FaultLatency>,
-    ) -> Result<(bool, Finished, u64, Waits, Option<Served>), HarnessError> {
+    ) -> Result<(bool, u64, Waits, Option<Served>), HarnessError> {
         let output = Output::compare(&reference.output)?;
         let step = self.progress.begin(title);
         let running = Running::start(program.name, &mut command, output.clone())?;
@@ -200,7 +201,7 @@ impl<'shop> Trials<'shop> {
         let wrong_bytes = output.finish()?;
         step.end(if wrong_bytes == 0 { "output exact" } else { "output WRONG" });
         let waits = latency.map(FaultLatency::finish).unwrap_or_default();
-        Ok((killed, finished, wrong_bytes, waits, Served::find(&messages.text())))
+        Ok((killed, wrong_bytes, waits, Served::find(&messages.text())))
     }
 
     /// Runs it with the same limit over disk swap; not much longer than `patience`.

@@ -1,17 +1,20 @@
-//! The product, driven as a user would: donors, devices, runs, and what they say of themselves.
-//!
-//! Only the parts of the JSON that are needed are named here, and all have defaults, so that a newer product can be
-//! measured by an older benchmark.
+//! The product, driven as a user would: donors, devices, runs, and what they say of themselves (`spillway_report`).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::process::Pid;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use spillway_fabric::key::ClusterKey;
+use spillway_report::format;
+use spillway_report::kind::Report;
+use spillway_report::run::EndedRunReport;
+pub use spillway_report::run::Way as Via;
+use spillway_report::status::{Item, StatusReport};
+use spillway_volume::status::DeviceStatus;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
@@ -23,168 +26,6 @@ use spillway_workloads::size::Size;
 
 /// Memory that donors keep free: little, as the benchmark's machine does nothing else.
 const HEADROOM: &str = "256M";
-
-/// A latency distribution as the product gives it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Latency {
-    /// Median.
-    pub p50_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-    /// Mean.
-    pub mean_us: f64,
-}
-
-/// Traffic of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Traffic {
-    /// Pages in.
-    pub pages_in: u64,
-    /// Pages out.
-    pub pages_out: u64,
-    /// Read requests.
-    pub read_requests: u64,
-    /// Requests that failed.
-    pub failed_requests: u64,
-    /// Of read requests, inside the device.
-    pub read_latency: Latency,
-    /// CPU time of the device's process.
-    pub cpu_seconds: f64,
-}
-
-/// A donor as a device sees it.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct DonorLink {
-    /// The address that was given.
-    pub address: String,
-    /// `shm` or `tcp`.
-    pub transport: String,
-    /// `connected`, `connecting` or `lost`.
-    pub state: String,
-    /// Slabs that it lends to the device.
-    pub slabs: u64,
-    /// The last reason for a lost connection.
-    pub last_error: String,
-}
-
-/// The backing file of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct DiskReport {
-    /// Pages accepted and not yet on disk.
-    pub backlog_pages: u64,
-    /// Its bound.
-    pub backlog_pages_max: u64,
-}
-
-/// Slabs of a device by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct SlabCounts {
-    /// All copies in place.
-    pub mapped: u64,
-    /// A copy is missing, or is being filled.
-    pub degraded: u64,
-    /// Being moved to another donor.
-    pub migrating: u64,
-}
-
-/// The slabs of a device in order, as squares of neighbouring slabs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct SlabMap {
-    /// Slabs that share a square.
-    pub slabs_per_square: u64,
-    /// Page I/Os of each square since the start.
-    pub accesses: Vec<u64>,
-    /// The place in [`DeviceReport::donors`] of the donor with the first copy, which reads prefer.
-    pub donors: Vec<Option<u16>>,
-}
-
-/// A device.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct DeviceReport {
-    /// Pages stored now.
-    pub pages_stored: u64,
-    /// Pages whose every copy was lost.
-    pub pages_lost: u64,
-    /// Its slabs by state.
-    pub slabs: SlabCounts,
-    /// Where they are, and how much they were used.
-    pub slab_map: SlabMap,
-    /// Its donors.
-    pub donors: Vec<DonorLink>,
-    /// Traffic since its start.
-    pub traffic: Traffic,
-    /// The copy on disk.
-    pub disk: Option<DiskReport>,
-    /// Its process, where the product tells.
-    #[serde(skip)]
-    pub process: Option<i32>,
-}
-
-/// What `run --stats` writes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RunReport {
-    /// The device under the program.
-    pub device: DeviceReport,
-    /// The program's own time; `None` where the product does not tell.
-    pub seconds: Option<f64>,
-    /// Faults of the program that waited for a page.
-    pub major_faults: u64,
-    /// What the pager did; `None` over a swap device.
-    pub pager: Option<PagerReport>,
-    /// The most memory that the program had, local and lent together.
-    pub footprint_bytes_max: u64,
-}
-
-/// What the pager of a run did.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PagerReport {
-    /// Pages that came from donors.
-    pub fill: FaultCount,
-    /// Pages that had not gone yet.
-    pub staged: FaultCount,
-    /// Pages that came with others.
-    pub pages_prefetched: u64,
-    /// Pages that left and were written.
-    pub pages_out_dirty: u64,
-    /// Pages that left without a write.
-    pub pages_out_clean: u64,
-    /// The most memory that its programs were seen with.
-    pub local_bytes_peak: u64,
-}
-
-/// Faults of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct FaultCount {
-    /// How many.
-    pub count: u64,
-}
-
-/// How a run's memory reaches its program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Via {
-    /// Over a swap device.
-    Swap,
-    /// By the pager.
-    Pager,
-}
-
-impl Via {
-    /// As on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Swap => "swap",
-            Self::Pager => "pager",
-        }
-    }
-}
 
 /// How a donor is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,10 +204,8 @@ impl Spillway {
     /// Slabs that the donor of [`Spillway::donor_within`] asked back and has again.
     pub fn recalls_returned(&self, directory: &Path, interrupt: &Interrupt) -> Result<u64, HarnessError> {
         let mut command = self.unprivileged(directory);
-        let text = tool::run_command(command.args(["status", "--json"]), START_DEADLINE, interrupt)?;
-        let value: Value = serde_json::from_str(&text).map_err(HarnessError::system("reading 'status --json'"))?;
-        let items = value["items"].as_array().into_iter().flatten();
-        let returned = items.filter_map(|item| item.pointer("/report/donor/recalls/returned")?.as_u64()).next();
+        let items = status(command.arg("status"), interrupt)?;
+        let returned = items.iter().find_map(|item| Some(item.read().ok()?.donor()?.recalls.returned));
         returned.ok_or_else(|| HarnessError::failed("spillway status", "it lists no donor"))
     }
 
@@ -455,13 +294,24 @@ impl Spillway {
     }
 
     /// What device `name` says of itself.
-    pub fn device_status(&self, name: &str, interrupt: &Interrupt) -> Result<DeviceReport, HarnessError> {
-        let mut command = Command::new(&self.binary);
-        let text = tool::run_command(command.args(["device", "status", "--json"]), START_DEADLINE, interrupt)?;
-        let value: Value =
-            serde_json::from_str(&text).map_err(HarnessError::system("reading 'device status --json'"))?;
-        find_device(&value, name, None)
-            .ok_or_else(|| HarnessError::failed("spillway device status", format!("it does not list '{name}'")))
+    pub fn device_status(&self, name: &str, interrupt: &Interrupt) -> Result<DeviceStatus, HarnessError> {
+        self.device_with_process(name, interrupt).map(|(device, _)| device)
+    }
+
+    /// The same, with the process that keeps it.
+    pub fn device_with_process(
+        &self,
+        name: &str,
+        interrupt: &Interrupt,
+    ) -> Result<(DeviceStatus, Option<u32>), HarnessError> {
+        let items = status(Command::new(&self.binary).args(["device", "status"]), interrupt)?;
+        let failed = |why: String| HarnessError::failed("spillway device status", why);
+        let item = items.into_iter().find(|item| item.name == name);
+        let item = item.ok_or_else(|| failed(format!("it does not list '{name}'")))?;
+        match item.read().map_err(|error| failed(error.to_string()))? {
+            Report::Device(report) => Ok((report.device, item.pid)),
+            _ => Err(failed(format!("'{name}' is {}", item.state))),
+        }
     }
 
     /// `program` over a swap device with `local` of local memory; statistics go to `stats`.
@@ -540,83 +390,58 @@ fn followed_by(mut command: Command, program: &Command) -> Command {
     command
 }
 
-impl RunReport {
-    /// Pages that came back from donors or disk, those that came along with others included.
-    pub fn pages_in(&self) -> u64 {
-        match &self.pager {
-            Some(pager) => pager.fill.count + pager.pages_prefetched,
-            None => self.device.traffic.pages_in,
-        }
-    }
+/// What `command`, a kind of `status`, lists.
+fn status(command: &mut Command, interrupt: &Interrupt) -> Result<Vec<Item>, HarnessError> {
+    let text = tool::run_command(command.arg("--json"), START_DEADLINE, interrupt)?;
+    Ok(read::<StatusReport>(&text, "reading 'status --json'")?.items)
+}
 
-    /// Pages that were written to donors or disk; those that left without a write are not among them.
-    pub fn pages_out(&self) -> u64 {
-        match &self.pager {
-            Some(pager) => pager.pages_out_dirty,
-            None => self.device.traffic.pages_out,
-        }
-    }
+fn read<Report: DeserializeOwned>(text: &str, what: &str) -> Result<Report, HarnessError> {
+    let report: Value = serde_json::from_str(text).map_err(HarnessError::system(what))?;
+    format::read(&report).map_err(|error| HarnessError::failed(what, error.to_string()))
+}
 
-    /// Reads what `run --stats` wrote.
-    pub fn read(path: &Path) -> Result<Self, HarnessError> {
-        let what = || format!("reading the statistics in {}", path.display());
-        let text = std::fs::read_to_string(path).map_err(HarnessError::system(what()))?;
-        let value: Value = serde_json::from_str(&text).map_err(HarnessError::system(what()))?;
-        let device = find_any_device(&value).ok_or_else(|| HarnessError::failed(what(), "it tells of no device"))?;
-        let seconds = ["wall_seconds", "elapsed_seconds"].iter().find_map(|name| value.get(name)?.as_f64());
-        let major_faults = value.get("major_faults").and_then(Value::as_u64).unwrap_or(0);
-        let pager = value.get("pager").filter(|pager| pager.is_object());
-        let pager = pager.map(|pager| serde_json::from_value(pager.clone())).transpose();
-        let footprint_bytes_max = value.pointer("/memory/footprint_bytes_max").and_then(Value::as_u64).unwrap_or(0);
-        let pager = pager.map_err(HarnessError::system(what()))?;
-        Ok(Self { device, seconds, major_faults, pager, footprint_bytes_max })
+/// Reads what `run --stats` wrote, with the volume under the program.
+pub fn read_run(path: &Path) -> Result<(EndedRunReport, DeviceStatus), HarnessError> {
+    let what = format!("reading the statistics in {}", path.display());
+    let text = std::fs::read_to_string(path).map_err(HarnessError::system(&what))?;
+    let report: EndedRunReport = read(&text, &what)?;
+    let volume = report.volume().cloned().ok_or_else(|| HarnessError::failed(what, "it tells of no device"))?;
+    Ok((report, volume))
+}
+
+/// Pages that came back from donors or disk to a run, those that came along with others included.
+pub fn pages_in(run: &EndedRunReport) -> u64 {
+    match &run.pager {
+        Some(pager) => pager.fill.count + pager.pages_prefetched,
+        None => run.volume().map_or(0, |volume| volume.traffic.pages_in),
     }
 }
 
-/// The first device anywhere in `value`: the statistics of a run have one.
-fn find_any_device(value: &Value) -> Option<DeviceReport> {
-    if value.get("traffic").is_some() {
-        return serde_json::from_value(value.clone()).ok();
-    }
-    match value {
-        Value::Array(values) => values.iter().find_map(find_any_device),
-        Value::Object(values) => values.values().find_map(find_any_device),
-        _ => None,
+/// Pages of a run that were written to donors or disk; those that left without a write are not among them.
+pub fn pages_out(run: &EndedRunReport) -> u64 {
+    match &run.pager {
+        Some(pager) => pager.pages_out_dirty,
+        None => run.volume().map_or(0, |volume| volume.traffic.pages_out),
     }
 }
 
-/// Looks for the device called `name` anywhere in `value`; its process id may stand beside it or above.
-fn find_device(value: &Value, name: &str, process: Option<i32>) -> Option<DeviceReport> {
-    let process = value.get("pid").and_then(Value::as_i64).map(|id| id as i32).or(process);
-    if value.get("name").and_then(Value::as_str) == Some(name) && value.get("traffic").is_some() {
-        let report: DeviceReport = serde_json::from_value(value.clone()).ok()?;
-        return Some(DeviceReport { process, ..report });
-    }
-    match value {
-        Value::Array(values) => values.iter().find_map(|value| find_device(value, name, process)),
-        Value::Object(values) => values.values().find_map(|value| find_device(value, name, process)),
-        _ => None,
-    }
-}
-
-impl DeviceReport {
-    /// The process as an id.
-    pub fn process(&self) -> Option<Pid> {
-        self.process.and_then(Pid::from_raw)
-    }
-
-    /// The transports of the connected donors, each once.
-    pub fn transports(&self) -> Vec<&str> {
-        let mut transports: Vec<&str> = self.donors.iter().map(|donor| donor.transport.as_str()).collect();
-        transports.sort_unstable();
-        transports.dedup();
-        transports
-    }
+/// The transports of the connected donors, each once.
+pub fn transports(device: &DeviceStatus) -> Vec<&str> {
+    let mut transports: Vec<&str> = device.donors.iter().map(|donor| donor.transport.as_str()).collect();
+    transports.sort_unstable();
+    transports.dedup();
+    transports
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use spillway_pager::statistics::PagerStatistics;
+    use spillway_report::device::DeviceReport;
+    use spillway_report::run::RunDevice;
+    use spillway_volume::status::DonorLinkStatus;
 
     use super::*;
 
@@ -628,16 +453,24 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_found_at_any_depth_with_its_process() {
-        let value = serde_json::json!({"devices": [
-            {"name": "other", "traffic": {}},
-            {"pid": 12, "status": {"name": "mine", "pages_stored": 5, "new": [], "traffic": {"pages_in": 7},
-             "donors": [{"transport": "tcp"}, {"transport": "shm"}, {"transport": "tcp"}]}},
-        ]});
-        let found = find_device(&value, "mine", None).unwrap();
-        assert_eq!((found.pages_stored, found.traffic.pages_in, found.process), (5, 7, Some(12)));
-        assert_eq!(found.transports(), ["shm", "tcp"]);
-        assert_eq!(find_device(&value, "none", None), None);
+    fn a_device_is_found_with_its_process_and_what_cannot_be_read_is_no_zero() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = |transport: &str| DonorLinkStatus { transport: transport.to_owned(), ..DonorLinkStatus::default() };
+        let donors = ["tcp", "shm", "tcp"].map(link).to_vec();
+        let report = DeviceReport { device: DeviceStatus { donors, ..DeviceStatus::default() }, ..Default::default() };
+        let item = |name: &str, report: Value| {
+            serde_json::json!({"kind": "device", "name": name, "pid": 12, "state": "running", "report": report,
+                "warnings": []})
+        };
+        let items = [item("other", serde_json::json!({"device": {}})), item("mine", serde_json::json!(report))];
+        let line = serde_json::json!({"items": items});
+        let spillway = fake(directory.path(), &format!("echo '{line}'"));
+        let (device, process) = spillway.device_with_process("mine", &Interrupt::never()).unwrap();
+        assert_eq!((transports(&device), process), (vec!["shm", "tcp"], Some(12)));
+        for (name, why) in [("none", "does not list"), ("other", "missing field")] {
+            let error = spillway.device_status(name, &Interrupt::never()).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]
@@ -716,27 +549,24 @@ mod tests {
     }
 
     #[test]
-    fn statistics_with_other_fields_are_read() {
+    fn pages_are_those_of_the_program_and_not_of_the_volume() {
+        let mut device = DeviceStatus::default();
+        (device.traffic.pages_in, device.pages_lost) = (3, 2);
+        let device = Some(RunDevice::Volume { device: Box::new(device) });
+        let mut run = EndedRunReport { device, ..EndedRunReport::default() };
+        assert_eq!((pages_in(&run), pages_out(&run)), (3, 0));
         let file = tempfile::NamedTempFile::new().unwrap();
-        let read = |text: &str| {
-            std::fs::write(file.path(), text).unwrap();
-            RunReport::read(file.path())
-        };
-        let report =
-            read(r#"{"wall_seconds": 1.5, "major_faults": 9, "device": {"device": {"pages_lost": 2, "traffic": {}}}}"#)
-                .unwrap();
-        assert_eq!((report.seconds, report.device.pages_lost, report.major_faults), (Some(1.5), 2, 9));
-        assert_eq!(read(r#"{"device": {"traffic": {"pages_in": 3}}}"#).unwrap().device.traffic.pages_in, 3);
-        assert_eq!(report.pager, None);
-        let paged =
-            read(r#"{"device": {"traffic": {}}, "pager": {"fill": {"count": 4}, "pages_out_clean": 2}}"#).unwrap();
-        let pager = paged.pager.unwrap();
-        assert_eq!((pager.fill.count, pager.staged.count, pager.pages_out_clean), (4, 0, 2));
-        let told =
-            read(r#"{"device": {"traffic": {"pages_in": 3}}, "pager": {"fill": {"count": 4}, "pages_prefetched": 5}}"#);
-        assert_eq!(told.unwrap().pages_in(), 9, "what the volume read ahead is not what the program got");
-        for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
-            assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");
+        std::fs::write(file.path(), serde_json::to_vec(&run).unwrap()).unwrap();
+        let (read, volume) = read_run(file.path()).unwrap();
+        assert_eq!((&read, volume.pages_lost), (&run, 2));
+        run.pager = Some(PagerStatistics { pages_prefetched: 5, ..PagerStatistics::default() });
+        assert_eq!(pages_in(&run), 5, "what the volume read ahead is not what the program got");
+        for nonsense in
+            ["nonsense".to_owned(), "{}".to_owned(), serde_json::json!(EndedRunReport::default()).to_string()]
+        {
+            std::fs::write(file.path(), &nonsense).unwrap();
+            let error = read_run(file.path()).unwrap_err().to_string();
+            assert!(error.contains("reading the statistics"), "{nonsense}");
         }
     }
 

@@ -23,16 +23,16 @@ use std::process::Command;
 
 use rustix::process::Pid;
 use spillway_block::cpu_idle;
+use spillway_workloads::size::{MIB, Size};
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
 use super::process::{Collected, Running, bound};
-use super::spillway::{Donor, Spillway, Storage, Transport, pinned};
+use super::spillway::{Donor, Spillway, Storage, Transport, pinned, transports};
 use super::storage::{PrivateDirectory, free_bytes};
 use super::usage::cpu_seconds;
 use super::{HarnessError, tool};
 use crate::limits::{START_DEADLINE, STOP_DEADLINE, TOOL_DEADLINE};
-use spillway_workloads::size::{MIB, Size};
 
 /// Names the program of the libublk example; a program of the example's name in the search path could be any program.
 pub const RAMDISK_VARIABLE: &str = "SPILLWAY_BENCH_UBLK_RAMDISK";
@@ -309,7 +309,7 @@ impl Workshop {
         let name = attached.device.as_deref().unwrap_or_default();
         let expected = if transport == Transport::Tcp { "tcp" } else { "shm" };
         let status = self.product()?.device_status(name, &self.interrupt)?;
-        let transports = status.transports();
+        let transports = transports(&status);
         if transports == [expected] {
             return Ok(());
         }

@@ -7,13 +7,15 @@
 
 use std::time::Duration;
 
+use rustix::process::Pid;
+use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
+
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::fio::{Job, Length};
 use crate::harness::subject::{Attached, Subject};
 use crate::harness::usage::{ProcessMemory, cpu_seconds};
 use crate::result::{Better, CPU_SECONDS_PER_GIB, MEBIBYTES, MIB_PER_GIB, StudyResult};
-use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 const SUBJECTS: [Subject; 3] = [Subject::SpillwayShm, Subject::SpillwayTcp, Subject::SpillwayLocal];
 
@@ -128,9 +130,10 @@ struct Memory {
 impl Memory {
     fn of(context: &Context, attached: &Attached) -> Result<Self, HarnessError> {
         let name = attached.device.as_deref().unwrap_or_default();
-        let status = context.shop.product()?.device_status(name, &context.shop.interrupt)?;
+        let (status, process) = context.shop.product()?.device_with_process(name, &context.shop.interrupt)?;
         let gone = || HarnessError::failed("measuring memory", "a process ended meanwhile, or did not tell its id");
-        let borrower = status.process().and_then(ProcessMemory::of).ok_or_else(gone)?;
+        let process = process.and_then(|process| Pid::from_raw(process.cast_signed()));
+        let borrower = process.and_then(ProcessMemory::of).ok_or_else(gone)?;
         let donors: Option<Vec<_>> =
             attached.donors.iter().map(|donor| ProcessMemory::of(donor.running.id())).collect();
         Ok(Self::sum(borrower, &donors.ok_or_else(gone)?, status.pages_stored * PAGE_SIZE_BYTES))

@@ -11,6 +11,8 @@
 
 use std::path::Path;
 
+use spillway_workloads::size::{MIB, Size};
+
 use super::pinning::{Pinning, SERVER_CPU};
 use super::program_run::workload_command;
 use super::{Context, Study};
@@ -26,7 +28,6 @@ use crate::limits::PROGRAM_DEADLINE;
 use crate::plot::stages::StageChart;
 use crate::result::{MICROSECONDS, StudyResult};
 use crate::statistics::Summary;
-use spillway_workloads::size::{MIB, Size};
 
 const SUBJECTS: [Subject; 2] = [Subject::SpillwayShm, Subject::SpillwayTcp];
 
@@ -179,8 +180,9 @@ fn events(program: u32, threads: &[u32], device: &str) -> Vec<(&'static str, Str
 
 /// The threads of the device's process that serve requests.
 pub fn io_threads(shop: &Workshop, device: &str) -> Result<Vec<u32>, HarnessError> {
-    let status = shop.product()?.device_status(device, &shop.interrupt)?;
-    let process = status.process.ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
+    let (_, process) = shop.product()?.device_with_process(device, &shop.interrupt)?;
+    let process =
+        process.map(u32::cast_signed).ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
     // The process that is named keeps another one, which serves.
     let found: Vec<u32> = family(process).into_iter().flat_map(|process| threads_named(process, "io-")).collect();
     if found.is_empty() {

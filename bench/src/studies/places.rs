@@ -6,14 +6,16 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use spillway_report::run::EndedRunReport;
+use spillway_workloads::size::Size;
+
 use super::Context;
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
+use crate::harness::spillway::{Donor, Storage, Transport, Via, read_run};
 use crate::harness::subject::{Attached, Subject};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::working_set::WorkingSet;
-use spillway_workloads::size::Size;
 
 /// Where a program's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +61,10 @@ impl Ready {
     }
 
     /// What `spillway run` told at the end of program `name`; `None` in other places. Lost pages are an error.
-    pub fn told(&self, name: &str) -> Result<Option<RunReport>, HarnessError> {
+    pub fn told(&self, name: &str) -> Result<Option<EndedRunReport>, HarnessError> {
         let Some(stats) = &self.stats else { return Ok(None) };
-        let told = RunReport::read(stats)?;
-        match told.device.pages_lost {
+        let (told, volume) = read_run(stats)?;
+        match volume.pages_lost {
             0 => Ok(Some(told)),
             lost => Err(HarnessError::failed(name, format!("{lost} pages were lost"))),
         }

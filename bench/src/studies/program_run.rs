@@ -11,6 +11,11 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use spillway_pager::statistics::PagerStatistics;
+use spillway_report::run::EndedRunReport;
+use spillway_workloads::WorkloadReport;
+use spillway_workloads::size::Size;
+
 use super::Context;
 use super::job::{Job, Prints};
 use super::places::{Place, Places};
@@ -19,10 +24,7 @@ use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{PagerReport, RunReport};
 use crate::limits::{PROGRAM_DEADLINE, with_slack};
-use spillway_workloads::WorkloadReport;
-use spillway_workloads::size::Size;
 
 /// The seed of all studies' workloads: any will do, as long as all runs have the same.
 pub const SEED: u64 = 20_261_121;
@@ -79,7 +81,7 @@ pub struct ProgramRunner<'context> {
     checksums: HashMap<(String, u64), String>,
     outputs: HashMap<&'static str, PathBuf>,
     /// What `spillway run` told of the last run, if it was one.
-    told: Option<RunReport>,
+    told: Option<EndedRunReport>,
 }
 
 impl<'context> ProgramRunner<'context> {
@@ -110,17 +112,17 @@ impl<'context> ProgramRunner<'context> {
         let mut ready = self.places.ready(&job.command(), place, job.room)?;
         let seconds = self.run(job, &mut ready.command)?;
         self.told = ready.told(job.name)?;
-        let own_seconds = self.told.as_ref().and_then(|told| told.seconds);
+        let own_seconds = self.told.as_ref().map(|told| told.wall_seconds);
         Ok(own_seconds.filter(|_| job.prints == Prints::Result).unwrap_or(seconds))
     }
 
     /// What `spillway run` told of the last run of [`ProgramRunner::seconds`]; nothing if it was elsewhere.
-    pub fn told(&self) -> Option<&RunReport> {
+    pub fn told(&self) -> Option<&EndedRunReport> {
         self.told.as_ref()
     }
 
     /// What the pager did in the last run of [`ProgramRunner::seconds`]; nothing if that was not by the pager.
-    pub fn pager(&self) -> Option<&PagerReport> {
+    pub fn pager(&self) -> Option<&PagerStatistics> {
         self.told()?.pager.as_ref()
     }
 

@@ -6,14 +6,16 @@
 
 use std::time::Duration;
 
+use spillway_volume::status::DiskStatus;
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
+
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::fio::{Job, Length};
-use crate::harness::spillway::{DiskReport, Storage, Transport};
+use crate::harness::spillway::{Storage, Transport};
 use crate::harness::subject::{Attached, Subject};
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{Better, MEBIBYTES, MIB_PER_SECOND, StudyResult};
-use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 const BELOW: &str = "128 KiB writes, backlog below its bound";
 const AT: &str = "128 KiB writes, backlog at its bound";
@@ -110,7 +112,7 @@ impl Study for WritesStudy {
                 let time = Length::Time(Duration::from_millis(context.choose(600, 300)));
                 let rate = JOB.run(&attached.path, size, time, None, &context.shop.interrupt)?.mib_per_second;
                 result.record(round, &step_case(step), &copies.name(), MIB_PER_SECOND, rate);
-                rates[usize::from(backlog(context, &attached)?.is_some_and(is_full))].push(rate);
+                rates[usize::from(backlog(context, &attached)?.as_ref().is_some_and(is_full))].push(rate);
             }
             if let Some(report) = backlog(context, &attached)?.filter(|_| copies.has_backlog()) {
                 let bound = (report.backlog_pages_max * PAGE_SIZE_BYTES) as f64 / MIB as f64;
@@ -181,13 +183,13 @@ fn attach(context: &Context, copies: Copies, size: Size) -> Result<Attached, Har
 }
 
 /// What waits for the disk; `None` for what is not the product.
-fn backlog(context: &Context, attached: &Attached) -> Result<Option<DiskReport>, HarnessError> {
+fn backlog(context: &Context, attached: &Attached) -> Result<Option<DiskStatus>, HarnessError> {
     let Some(name) = &attached.device else { return Ok(None) };
     Ok(context.shop.product()?.device_status(name, &context.shop.interrupt)?.disk)
 }
 
 /// Whether a backlog is at its bound; a device without one never is.
-fn is_full(disk: DiskReport) -> bool {
+fn is_full(disk: &DiskStatus) -> bool {
     disk.backlog_pages_max > 0 && disk.backlog_pages as f64 >= FULL_SHARE * disk.backlog_pages_max as f64
 }
 
@@ -255,9 +257,11 @@ mod tests {
 
     #[test]
     fn fullness_is_a_share_of_the_bound() {
-        let disk = |backlog_pages, backlog_pages_max| DiskReport { backlog_pages, backlog_pages_max };
-        assert!(is_full(disk(90, 100)) && !is_full(disk(89, 100)));
-        assert!(!is_full(disk(0, 0)), "without a backlog there is no bound");
+        let disk = |backlog_pages, backlog_pages_max| {
+            is_full(&DiskStatus { backlog_pages, backlog_pages_max, ..DiskStatus::default() })
+        };
+        assert!(disk(90, 100) && !disk(89, 100));
+        assert!(!disk(0, 0), "without a backlog there is no bound");
     }
 
     #[test]

@@ -3,14 +3,13 @@
 use std::fmt::Write;
 
 use spillway_machine::size::human;
+use spillway_report::cluster::{ClusterReport, MemberReport};
 
-use crate::agent::cluster::view::{ClusterView, MemberView};
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;
-use crate::limits;
-use crate::output;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
+use crate::{limits, output};
 
 /// Asks and prints.
 pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
@@ -23,9 +22,7 @@ pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
-    let answer = status_socket::ask(&socket, &Question::Cluster, limits::STATUS_DEADLINE).map_err(Failure::failed)?;
-    let view: ClusterView = serde_json::from_value(answer.unwrap_or_default())
-        .map_err(|error| Failure::during("the agent's answer (is it of another release?)", error))?;
+    let view: ClusterReport = status_socket::ask_report(&socket, &Question::Cluster).map_err(Failure::failed)?;
     if arguments.json { output::json(&view) } else { output::text(&describe(&view)) }
 }
 
@@ -33,7 +30,7 @@ pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
 const COLUMNS: [&str; 10] =
     ["machine", "address", "zone", "rack", "state", "lends", "lent", "uses", "version", "identity"];
 
-fn row(member: &MemberView) -> [String; COLUMNS.len()] {
+fn row(member: &MemberReport) -> [String; COLUMNS.len()] {
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human);
     let name = if member.is_self { format!("{}*", text(&member.name)) } else { text(&member.name) };
@@ -52,7 +49,7 @@ fn row(member: &MemberView) -> [String; COLUMNS.len()] {
 }
 
 /// A table for people. Writing to a string cannot fail, so results are dropped.
-fn describe(view: &ClusterView) -> String {
+fn describe(view: &ClusterReport) -> String {
     let count = |states: &[&str]| view.members.iter().filter(|member| states.contains(&member.state.as_str())).count();
     let (living, gone) = (count(&["alive", "draining", "suspect", "listed"]), count(&["gone", "left"]));
     let sealed = if view.sealed { "sealed" } else { "NOT sealed" };
@@ -63,7 +60,7 @@ fn describe(view: &ClusterView) -> String {
     }
     let mut rows = vec![COLUMNS.map(str::to_owned)];
     // Each class in the order of addresses: this machine, those that answered, those that were only named, the dead.
-    let class = |member: &MemberView| {
+    let class = |member: &MemberReport| {
         let is_dead = ["gone", "left"].contains(&member.state.as_str());
         if member.is_self {
             0
@@ -73,7 +70,7 @@ fn describe(view: &ClusterView) -> String {
             2 - u8::from(member.answered)
         }
     };
-    let mut members: Vec<&MemberView> = view.members.iter().collect();
+    let mut members: Vec<&MemberReport> = view.members.iter().collect();
     let more = members.len().saturating_sub(limits::CLUSTER_ROWS_MAX);
     if more > 0 {
         members.sort_by_key(|member| class(member));
@@ -100,10 +97,10 @@ mod tests {
     use spillway_fabric::limits::MEMBERS_MAX;
 
     use super::*;
-    use crate::agent::cluster::view::TrafficView;
+    use crate::cluster_donors::choice::tests::view;
 
-    fn member(name: Option<&str>, state: &str) -> MemberView {
-        MemberView {
+    fn member(name: Option<&str>, state: &str) -> MemberReport {
+        MemberReport {
             name: name.map(str::to_owned),
             address: "10.0.0.1:7070".to_owned(),
             machine: Some("0123456789abcdef0123456789abcdef".to_owned()),
@@ -131,18 +128,7 @@ mod tests {
             (Some(u64::MAX), Some(u64::MAX), Some(u16::MAX));
         (made_up.zone, made_up.rack, made_up.release) =
             (made_up.name.clone(), made_up.name.clone(), made_up.name.clone());
-        let mut view = ClusterView {
-            name: "home".to_owned(),
-            discovery: "gossip".to_owned(),
-            sealed: true,
-            key_file: None,
-            key_ids: Vec::new(),
-            machine: String::new(),
-            identity_file: String::new(),
-            members: vec![made_up; MEMBERS_MAX],
-            warnings: Vec::new(),
-            traffic: TrafficView::default(),
-        };
+        let mut view = view(vec![made_up; MEMBERS_MAX]);
         view.members.push(member(Some("node1"), "alive"));
         view.members.push(member(Some("node2"), "alive"));
         assert!((serde_json::to_vec(&view).unwrap().len() as u64) < limits::STATUS_LINE_BYTES_MAX);
@@ -157,24 +143,15 @@ mod tests {
 
     #[test]
     fn the_table_names_every_machine_and_what_is_wrong() {
-        let view = ClusterView {
-            name: "home".to_owned(),
-            discovery: "gossip".to_owned(),
-            sealed: false,
-            key_file: None,
-            key_ids: Vec::new(),
-            machine: String::new(),
-            identity_file: String::new(),
-            members: vec![member(Some("node1"), "alive"), member(Some("node2"), "gone"), member(None, "alive")],
-            warnings: vec!["something".to_owned()],
-            traffic: TrafficView::default(),
-        };
+        let members = vec![member(Some("node1"), "alive"), member(Some("node2"), "gone"), member(None, "alive")];
+        let warnings = vec!["something".to_owned()];
+        let view = ClusterReport { sealed: false, key_file: None, warnings, ..view(members) };
         let text = describe(&view);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "cluster home (gossip, NOT sealed): 2 machines, 1 gone");
         assert!(lines[2].starts_with("node1*") && lines[2].contains("1 GiB") && lines[2].ends_with("01234567"));
         assert!(lines[4].starts_with("- ") && lines[5] == "warning: something", "{text}");
         assert_eq!(lines[1].find("state"), lines[3].find("gone"));
-        assert_eq!(serde_json::from_value::<ClusterView>(serde_json::to_value(&view).unwrap()).unwrap(), view);
+        assert_eq!(serde_json::from_value::<ClusterReport>(serde_json::to_value(&view).unwrap()).unwrap(), view);
     }
 }

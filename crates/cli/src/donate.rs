@@ -21,22 +21,20 @@ use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::size::human;
 use spillway_machine::waiting::wait_until;
-use spillway_sys::core_dumps;
-use spillway_sys::memory_group;
+use spillway_report::donor::DonorReport;
+use spillway_report::format::Format;
 use spillway_sys::memory_hierarchy::Hierarchy;
-use spillway_sys::paging_safety;
+use spillway_sys::{core_dumps, memory_group, paging_safety};
 
 use crate::arguments::DonateArguments;
 use crate::device::storage;
 use crate::failure::Failure;
-use crate::limits;
-use crate::machine_weight;
-use crate::mend;
 use crate::mender::Mender;
 use crate::output::{self, say};
 use crate::registry::{Entry, Kind, Registry};
 use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use crate::status_socket::{Answer, Question, StatusServer};
+use crate::{limits, machine_weight, mend};
 
 /// How often the process looks at its signals and its owner.
 const TURN: Duration = Duration::from_millis(100);
@@ -328,7 +326,11 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
 fn answer(question: &Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&json!({ "donor": service.status(), "sandbox": service.sandbox() })),
+        Question::Status => Answer::status(&DonorReport {
+            format: Format::default(),
+            donor: service.status(),
+            sandbox: Some(service.sandbox().report()),
+        }),
         Question::Cluster => Answer::no_cluster(),
         Question::Donor(_) => Answer::no_donors(),
         Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),

@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::interruption::Interruption;
+use spillway_report::kind::Report;
+use spillway_report::status::Item;
 use spillway_volume::running::RunningVolume;
 
 use crate::arguments::{AddDonorArguments, OutputArguments, RemoveDonorArguments};
 use crate::failure::Failure;
-use crate::limits;
 use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Kind, Registry};
-use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, DonorChange, Question};
+use crate::{limits, status};
 
 /// Donors that were removed by hand: the cluster does not bring them back while the process lives.
 #[derive(Debug, Default)]
@@ -78,6 +79,7 @@ pub(crate) fn remove(among: Among, arguments: &RemoveDonorArguments) -> Result<(
     let mut line = ProgressLine::new(format!("removing donor {address}"), !arguments.output.json);
     loop {
         let report = status_socket::ask_status(&found.status_socket()).map_err(Failure::failed)?;
+        let report = Report::read(found.kind, &report).map_err(|error| Failure::during(found.title(), error))?;
         let left_bytes = match departure(&report, &address) {
             Departure::Gone => {
                 drop(line);
@@ -140,16 +142,13 @@ enum Departure {
 }
 
 /// What the report of a device or a run says of a donor that is being removed.
-fn departure(report: &Value, address: &str) -> Departure {
-    let device = report.get("device").or_else(|| report.pointer("/pager/device")).unwrap_or(&Value::Null);
-    let donors = device.get("donors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let is_it = |donor: &&Value| donor.get("address").and_then(Value::as_str) == Some(address);
-    let Some(donor) = donors.iter().find(is_it) else { return Departure::Gone };
-    if donor.get("is_leaving").and_then(Value::as_bool) != Some(true) {
-        return Departure::CalledOff;
+fn departure(report: &Report, address: &str) -> Departure {
+    let Some(volume) = report.volume() else { return Departure::Gone };
+    match volume.donors.iter().find(|donor| donor.address == address) {
+        None => Departure::Gone,
+        Some(donor) if !donor.is_leaving => Departure::CalledOff,
+        Some(donor) => Departure::UnderWay { left_bytes: donor.slabs * volume.slab_size_bytes },
     }
-    let number = |value: Option<&Value>| value.and_then(Value::as_u64).unwrap_or(0);
-    Departure::UnderWay { left_bytes: number(donor.get("slabs")) * number(device.get("slab_size_bytes")) }
 }
 
 /// The device or run that `name` means. A run over a swap device means that device.
@@ -159,12 +158,13 @@ fn find(registry: &Registry, among: Among, name: &str) -> Result<Found, Failure>
         Among::All => true,
     };
     let items = status::collect(registry, Some(Kind::Device), &wanted)?;
-    let named = items.iter().find(|item| item.name() == name).or_else(|| items.iter().find(|i| i.run() == Some(name)));
-    let of_device = named.and_then(|item| registry.find(Kind::Device, item.name()));
+    let named =
+        items.iter().find(|item| item.name == name).or_else(|| items.iter().find(|i| i.run().as_deref() == Some(name)));
+    let of_device = named.and_then(|item| registry.find(Kind::Device, &item.name));
     let run = || registry.find(Kind::Run, name).filter(|_| among == Among::All);
     of_device.or_else(run).ok_or_else(|| {
         let what = if among == Among::Swap { "swap device" } else { "device or run" };
-        let known: Vec<&str> = items.iter().map(Item::name).collect();
+        let known: Vec<&str> = items.iter().map(|item| item.name.as_str()).collect();
         let known = if known.is_empty() { "none is on".to_owned() } else { format!("there is {}", known.join(", ")) };
         Failure::Failed(format!("no {what} '{name}' is on; {known} (`spillway status` shows all)"))
     })
@@ -173,16 +173,24 @@ fn find(registry: &Registry, among: Among, name: &str) -> Result<Found, Failure>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::examples;
 
     #[test]
     fn a_removal_is_seen_in_the_report_of_a_device_and_of_a_run() {
-        let donor = |is_leaving: bool| json!({"address": "a:1", "slabs": 3, "is_leaving": is_leaving});
-        let device = |is_leaving| json!({"slab_size_bytes": 1 << 20, "donors": [donor(is_leaving)]});
-        let of = |report: Value| departure(&report, "a:1");
-        assert_eq!(of(json!({"device": device(true)})), Departure::UnderWay { left_bytes: 3 << 20 });
-        assert_eq!(of(json!({"pager": {"device": device(true)}})), Departure::UnderWay { left_bytes: 3 << 20 });
-        assert_eq!(of(json!({"device": device(false)})), Departure::CalledOff);
-        assert_eq!(departure(&json!({"device": device(true)}), "b:1"), Departure::Gone);
+        let leaving = |is_leaving| {
+            let mut report = examples::device_report("swap", 0);
+            report.device.donors[0].is_leaving = is_leaving;
+            report
+        };
+        let device = |is_leaving| Report::Device(Box::new(leaving(is_leaving)));
+        let mut run = examples::run("7", 0).report;
+        if let Report::Run(run) = &mut run {
+            run.pager.as_mut().unwrap().device = leaving(true).device;
+        }
+        let under_way = Departure::UnderWay { left_bytes: 64 << 20 };
+        assert_eq!((departure(&device(true), "a:1"), departure(&run, "a:1")), (under_way, under_way));
+        assert_eq!(departure(&device(false), "a:1"), Departure::CalledOff);
+        assert_eq!(departure(&device(true), "c:1"), Departure::Gone);
     }
 
     #[test]

@@ -16,9 +16,9 @@ use spillway_fabric::control::{ControlChannel, ControlError};
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
+use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_sys::socket_file;
 
-use crate::agent::cluster::view::{ClusterView, MemberView};
 use crate::arguments::DrainArguments;
 use crate::cluster_donors::agents_view;
 use crate::device::storage;
@@ -172,17 +172,17 @@ fn own_socket(registry: &Registry) -> Result<PathBuf, Failure> {
 }
 
 /// The machine that `text` means: by its host name, its address or the beginning of its identity.
-fn named(view: Option<&ClusterView>, text: &str) -> Result<(String, DonorAddress), Failure> {
+fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddress), Failure> {
     let address = |text: &str| text.parse::<DonorAddress>();
     let members = view.map(|view| view.members.as_slice()).unwrap_or_default();
-    let identity = |member: &MemberView| member.machine.as_deref().is_some_and(|machine| machine.starts_with(text));
-    let means = |member: &&MemberView| {
+    let identity = |member: &MemberReport| member.machine.as_deref().is_some_and(|machine| machine.starts_with(text));
+    let means = |member: &&MemberReport| {
         member.name.as_deref() == Some(text)
             || member.address == text
             || (text.len() >= limits::IDENTITY_CHARACTERS_MIN && identity(member))
     };
     let living = members.iter().filter(|member| !matches!(member.state.as_str(), "gone" | "left"));
-    let found: Vec<&MemberView> = living.filter(means).collect();
+    let found: Vec<&MemberReport> = living.filter(means).collect();
     match found[..] {
         [member] => {
             let name = member.name.clone().unwrap_or_else(|| member.address.clone());
@@ -211,9 +211,9 @@ mod tests {
 
     #[test]
     fn a_machine_is_found_by_name_address_and_identity() {
-        let other = MemberView { machine: Some("7f00aa".repeat(5)), ..member(1, "alive", Some(1)) };
-        let gone = MemberView { name: Some("node1".to_owned()), ..member(3, "gone", Some(1)) };
-        let twin = MemberView { name: Some("node2".to_owned()), ..member(4, "draining", Some(1)) };
+        let other = MemberReport { machine: Some("7f00aa".repeat(5)), ..member(1, "alive", Some(1)) };
+        let gone = MemberReport { name: Some("node1".to_owned()), ..member(3, "gone", Some(1)) };
+        let twin = MemberReport { name: Some("node2".to_owned()), ..member(4, "draining", Some(1)) };
         let view = view(vec![member(0, "alive", Some(1)), other, member(2, "alive", Some(1)), gone, twin]);
         let found = |text: &str| named(Some(&view), text).map(|(_, address)| address.to_string());
         for text in ["node1", "10.0.0.1:7070", "7f00aa7f"] {

@@ -71,12 +71,12 @@ mod web_server;
 use std::process::ExitCode;
 
 use spillway_machine::interruption;
+use spillway_report::run::Ending;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use crate::output::say;
-use crate::run::program::Ending;
 
 fn main() -> ExitCode {
     callers_preload::leave();

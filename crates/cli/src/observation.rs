@@ -3,29 +3,27 @@
 //! [`Observation::gather`] asks everything of ours on this machine at the same time, so one hung process costs one
 //! deadline and not one for each. The rest is without I/O: reports become figures.
 //!
-//! Invariants: a report that cannot be read is a warning, never a row of zeroes; the figures are those of
-//! `spillway status --json`, so there is one truth.
+//! Invariants: the figures are those of `spillway status`, which warns of a report that cannot be read, so there is one
+//! truth.
 
-use spillway_machine::memory::Memory;
-use spillway_machine::swap_list;
-use spillway_sys::lease::read_unless_leased;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use serde::Deserialize;
-use serde_json::Value;
 use spillway_donor::DonorStatus;
 use spillway_fabric::plain_text::plain;
-use spillway_pager::pager::PagerStatus;
+use spillway_machine::memory::Memory;
+use spillway_machine::swap_list;
+use spillway_report::donor::AgentReport;
+use spillway_report::kind::Report;
+use spillway_report::status::Item;
+use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
-use crate::device::records::DeviceReport;
 use crate::failure::Failure;
-use crate::limits;
 use crate::registry::{Found, Kind, Registry};
-use crate::status::{self, Item};
+use crate::{limits, status};
 
 /// Everything of ours on this machine at one moment.
 #[derive(Clone, Debug, Default)]
@@ -48,61 +46,13 @@ pub(crate) struct Thing {
     /// The program that it runs, of a run.
     pub(crate) program: Option<String>,
     /// As `status` has it: `running`, `silent`, `orphaned` or `dead`.
-    pub(crate) state: &'static str,
+    pub(crate) state: String,
     /// What the user should know.
     pub(crate) warnings: Vec<String>,
     /// What is in use of the swap area on it.
     pub(crate) swap_used_bytes: Option<u64>,
     /// What it tells of itself.
-    pub(crate) told: Told,
-}
-
-/// The report of one kind of thing.
-#[derive(Clone, Debug)]
-pub(crate) enum Told {
-    /// It does not answer, answered in a form that this version cannot read, or has nothing to tell.
-    Nothing,
-    /// A block device.
-    Device(Box<DeviceReport>),
-    /// A program under `run`.
-    Run(Box<RunFigures>),
-    /// A process that lends memory.
-    Donor(Box<DonorStatus>),
-}
-
-/// The part of a run's report that is used here.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct RunFigures {
-    /// How memory reaches it.
-    pub(crate) via: Option<RunVia>,
-    /// The budget as the user wrote it.
-    pub(crate) local: String,
-    /// The limit in force.
-    pub(crate) limit_bytes: Option<u64>,
-    /// Where its memory is.
-    pub(crate) usage: RunUsage,
-    /// Local plus lent, without cached files.
-    pub(crate) footprint_bytes: u64,
-    /// The pager and its volume; over a swap device there is a device of its own.
-    pub(crate) pager: Option<PagerStatus>,
-}
-
-/// How memory reaches a run.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct RunVia {
-    /// `swap` or `pager`.
-    pub(crate) way: String,
-}
-
-/// Where the memory of a run is.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct RunUsage {
-    /// Local.
-    pub(crate) charged_bytes: u64,
-    /// Paged out.
-    pub(crate) swapped_bytes: u64,
+    pub(crate) report: Report,
 }
 
 impl Observation {
@@ -130,11 +80,9 @@ impl Observation {
 
 impl From<Item> for Thing {
     fn from(item: Item) -> Self {
-        let Item { kind, name, pid, state, report, swap, mut warnings } = item;
-        let told = Told::read(kind, report).unwrap_or_else(|error| {
-            warnings.push(format!("its report cannot be read ({error}): it may run another version of spillway"));
-            Told::Nothing
-        });
+        // A warning tells of what cannot be read.
+        let report = item.read().unwrap_or(Report::None);
+        let Item { kind, name, pid, state, swap, warnings, .. } = item;
         Self {
             kind,
             name,
@@ -143,48 +91,35 @@ impl From<Item> for Thing {
             state,
             warnings,
             swap_used_bytes: swap.map(|area| area.used_bytes),
-            told,
-        }
-    }
-}
-
-impl Told {
-    fn read(kind: Kind, mut report: Value) -> Result<Self, serde_json::Error> {
-        if report.is_null() {
-            return Ok(Self::Nothing);
-        }
-        match kind {
-            Kind::Device => serde_json::from_value(report).map(|report| Self::Device(Box::new(report))),
-            Kind::Run => serde_json::from_value(report).map(|report| Self::Run(Box::new(report))),
-            Kind::Donor | Kind::Agent => {
-                let donor: Option<DonorStatus> =
-                    serde_json::from_value(report.get_mut("donor").map(Value::take).unwrap_or_default())?;
-                Ok(donor.map_or(Self::Nothing, |donor| Self::Donor(Box::new(donor))))
-            }
+            report,
         }
     }
 }
 
 impl Thing {
     /// The agent that this process is, with what it tells of itself.
-    pub(crate) fn of_agent(report: Value) -> Self {
-        let (kind, name, pid) = (Kind::Agent, "agent".to_owned(), Some(std::process::id()));
-        Self::from(Item { kind, name, pid, state: "running", report, swap: None, warnings: Vec::new() })
+    pub(crate) fn of_agent(report: AgentReport) -> Self {
+        Self {
+            kind: Kind::Agent,
+            name: "agent".to_owned(),
+            pid: Some(std::process::id()),
+            program: None,
+            state: "running".to_owned(),
+            warnings: Vec::new(),
+            swap_used_bytes: None,
+            report: Report::Agent(Box::new(report)),
+        }
     }
 
     /// The volume behind it: a device's, or that of a run by the pager.
     pub(crate) fn volume(&self) -> Option<&DeviceStatus> {
-        match &self.told {
-            Told::Device(report) => Some(&report.device),
-            Told::Run(run) => run.pager.as_ref().map(|pager| &pager.device),
-            Told::Donor(_) | Told::Nothing => None,
-        }
+        self.report.volume()
     }
 
     /// The run that it is, or that its device belongs to.
     pub(crate) fn run(&self) -> Option<&str> {
-        match &self.told {
-            Told::Device(report) => report.run.as_deref(),
+        match &self.report {
+            Report::Device(report) => report.run.as_deref(),
             _ if self.kind == Kind::Run => Some(&self.name),
             _ => None,
         }
@@ -197,10 +132,7 @@ impl Thing {
 
     /// The donor in it.
     pub(crate) fn donor(&self) -> Option<&DonorStatus> {
-        match &self.told {
-            Told::Donor(donor) => Some(donor),
-            _ => None,
-        }
+        self.report.donor()
     }
 }
 
@@ -228,48 +160,19 @@ pub(crate) mod examples;
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn thing(kind: Kind, report: Value) -> Thing {
-        Thing::from(Item {
-            kind,
-            name: "x".to_owned(),
-            pid: Some(7),
-            state: "running",
-            report,
-            swap: None,
-            warnings: Vec::new(),
-        })
-    }
 
     #[test]
     fn reports_become_figures() {
-        let device = thing(Kind::Device, serde_json::to_value(examples::device_report("swap", 7)).unwrap());
+        let device = examples::device("swap", 7);
         assert_eq!(device.volume().unwrap().traffic.pages_in, 7);
         assert_eq!((device.run(), device.donor()), (None, None));
-        let run = json!({"via": {"way": "pager", "reason": "asked for"}, "local": "50%", "usage": {"charged_bytes": 3},
-            "pager": serde_json::to_value(examples::pager_status(9)).unwrap(), "prefetch": null});
-        let run = thing(Kind::Run, run);
+        let run = examples::run("x", 9);
         assert_eq!((run.volume().unwrap().traffic.pages_in, run.run()), (9, Some("x")));
-        let donor = json!({"donor": serde_json::to_value(examples::donor_status(5 << 20)).unwrap()});
-        assert_eq!(thing(Kind::Donor, donor).donor().unwrap().lent_bytes, 5 << 20);
-    }
-
-    #[test]
-    fn a_run_over_a_swap_device_has_no_pager() {
-        let run = thing(Kind::Run, json!({"local": "1G", "pager": null}));
-        assert!(run.volume().is_none() && run.warnings.is_empty(), "{:?}", run.warnings);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_a_warning_and_silence_is_none() {
-        let odd = thing(Kind::Device, json!({"device": {"size_bytes": "many"}}));
-        assert!(matches!(odd.told, Told::Nothing) && odd.warnings[0].contains("another version"), "{odd:?}");
-        assert!(thing(Kind::Device, Value::Null).warnings.is_empty());
-        let agent = thing(Kind::Agent, json!({"donor": null, "metrics": "http://127.0.0.1:7071/metrics"}));
-        assert!(matches!(agent.told, Told::Nothing) && agent.warnings.is_empty());
+        let donor = Some(examples::donor_status(5 << 20));
+        let agent = Thing::of_agent(AgentReport { donor, ..AgentReport::default() });
+        assert_eq!(agent.donor().unwrap().lent_bytes, 5 << 20);
+        assert!(Thing::of_agent(AgentReport::default()).donor().is_none());
     }
 
     #[test]

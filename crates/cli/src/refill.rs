@@ -5,16 +5,16 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
+use spillway_report::kind::Report;
+use spillway_report::status::Item;
 
 use crate::failure::Failure;
-use crate::limits;
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
 use crate::registry::Registry;
-use crate::status;
+use crate::{limits, status};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -46,29 +46,30 @@ pub(crate) fn wait(is_shown: bool) -> Result<(), Failure> {
 }
 
 fn look(registry: &Registry) -> Result<u64, Failure> {
-    Ok(status::collect(registry, None, &|_| true)?.iter().map(|item| lacking_bytes(item.report())).sum())
+    let lacking = |item: &Item| match item.read() {
+        Ok(report) => Ok(lacking_bytes(&report)),
+        Err(error) => Err(Failure::during(&item.name, error)),
+    };
+    status::collect(registry, None, &|_| true)?.iter().map(lacking).sum()
 }
 
 /// Bytes of the slabs that lack a copy, or are being moved, by the report of a device or a run.
-fn lacking_bytes(report: &Value) -> u64 {
-    let device = report.get("device").or_else(|| report.pointer("/pager/device")).unwrap_or(&Value::Null);
-    let number = |pointer: &str| device.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-    (number("/slabs/degraded") + number("/slabs/migrating")) * number("/slab_size_bytes")
+fn lacking_bytes(report: &Report) -> u64 {
+    report.volume().map_or(0, |volume| (volume.slabs.degraded + volume.slabs.migrating) * volume.slab_size_bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::observation::examples;
 
     #[test]
     fn what_lacks_is_seen_in_the_report_of_a_device_and_of_a_run() {
-        let device = json!({"slab_size_bytes": 1 << 20, "slabs": {"mapped": 7, "degraded": 2, "migrating": 1}});
-        assert_eq!(lacking_bytes(&json!({"device": device})), 3 << 20);
-        assert_eq!(lacking_bytes(&json!({"pager": {"device": device}})), 3 << 20);
-        for other in [Value::Null, json!({"donor": {}}), json!({"device": {"slabs": {"mapped": 7}}})] {
-            assert_eq!(lacking_bytes(&other), 0, "{other}");
-        }
+        let device = examples::device("swap", 0).report;
+        let slabs = &device.volume().unwrap().slabs;
+        assert_eq!((slabs.degraded, slabs.migrating), (1, 0));
+        assert_eq!(lacking_bytes(&device), 32 << 20);
+        assert_eq!(lacking_bytes(&examples::run("7", 0).report), 32 << 20);
+        assert_eq!(lacking_bytes(&Report::None), 0);
     }
 }

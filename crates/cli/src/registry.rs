@@ -11,41 +11,13 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use spillway_machine::lock::{self, LockError};
 use spillway_machine::process::ProcessIdentity;
 use spillway_sys::own_files::{self, PlaceError};
 
 use crate::failure::Failure;
 use crate::limits;
-
-/// What an entry stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// A program under `run`.
-    Run,
-    /// A block device, swap or plain.
-    Device,
-    /// A process that lends memory.
-    Donor,
-    /// The long-running daemon.
-    Agent,
-}
-
-impl Kind {
-    const ALL: [Self; 4] = [Self::Run, Self::Device, Self::Donor, Self::Agent];
-
-    /// The word for it, in file names and for people.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Run => "run",
-            Self::Device => "device",
-            Self::Donor => "donor",
-            Self::Agent => "agent",
-        }
-    }
-}
+pub(crate) use spillway_report::kind::Kind;
 
 /// Why an entry could not be made or read.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use spillway_report::format::{self, ReportError};
 use spillway_sys::socket_file;
 
 use crate::limits;
@@ -97,6 +99,14 @@ pub(crate) enum AskError {
         path: PathBuf,
         /// The error.
         source: io::Error,
+    },
+    /// It answered in a form that this release cannot read.
+    #[error("what {path} answers cannot be read: {source}")]
+    Unreadable {
+        /// The socket.
+        path: PathBuf,
+        /// The error.
+        source: ReportError,
     },
     /// It answered that it cannot.
     #[error("{0}")]
@@ -193,7 +203,13 @@ pub(crate) fn ask(path: &Path, question: &Question, deadline: Duration) -> Resul
     }
 }
 
-/// Asks for the status.
+/// Asks for a report: the answer to `question`.
+pub(crate) fn ask_report<Report: DeserializeOwned>(path: &Path, question: &Question) -> Result<Report, AskError> {
+    let answer = ask(path, question, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null);
+    format::read(&answer).map_err(|source| AskError::Unreadable { path: path.to_path_buf(), source })
+}
+
+/// Asks for the status, as it was written.
 pub(crate) fn ask_status(path: &Path) -> Result<Value, AskError> {
     Ok(ask(path, &Question::Status, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null))
 }

@@ -4,6 +4,7 @@ use serde_json::json;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
+use spillway_report::status::Item;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
@@ -12,11 +13,11 @@ use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
 use crate::donor_change::{self, Among};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{self, say};
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::status::{self, Item};
-use crate::{mend, output, progress_line};
+use crate::status;
+use crate::{mend, progress_line};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {

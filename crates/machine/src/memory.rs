@@ -5,7 +5,7 @@ use std::io;
 use spillway_sys::machine_memory::MachineMemory;
 
 /// One look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
     /// All memory.
     pub total_bytes: u64,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::limits;
 
 /// One line of `/proc/swaps`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SwapArea {
     /// The device or file.
     pub path: PathBuf,

@@ -17,19 +17,19 @@
 
 mod within_budget;
 
+use spillway_pager::statistics::PagerStatistics;
 use spillway_sys::userfaultfd::served::Idle;
+use spillway_workloads::phase::PhaseReport;
+use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
+use spillway_workloads::{WorkloadReport, touch};
 
 use super::pinning::{Pinning, Placement};
 use super::places::run_storage;
 use super::program_run::{own_program, run_workload, workload_command};
 use super::{Context, Study, loopback};
-use crate::harness::HarnessError;
-use crate::harness::spillway::{RunReport, Transport, Via, pinned};
-use crate::harness::{eviction_floor, fault_floor};
+use crate::harness::spillway::{Transport, Via, pinned, read_run};
+use crate::harness::{HarnessError, eviction_floor, fault_floor};
 use crate::result::{Better, MICROSECONDS, PAGES_PER_SECOND, StudyResult};
-use spillway_workloads::phase::PhaseReport;
-use spillway_workloads::size::{MIB, PAGE_SIZE_BYTES, Size};
-use spillway_workloads::{WorkloadReport, touch};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +216,7 @@ fn run(
     size: Size,
     local: Size,
     placement: Placement,
-) -> Result<(WorkloadReport, Option<RunReport>), HarnessError> {
+) -> Result<(WorkloadReport, Option<PagerStatistics>), HarnessError> {
     let interrupt = &context.shop.interrupt;
     let plain = workload_command(workload, size)?;
     let mut program = pinned(plain.get_program().as_ref(), placement.client_cpu());
@@ -232,7 +232,7 @@ fn run(
     let stats = context.shop.directory.path().join("pager-stats.json");
     let mut command = product.run_via(via, placement.server_cpu(), &local.to_string(), &storage, &stats, &program);
     let report = run_workload(workload, &mut command, interrupt)?;
-    Ok((report, Some(RunReport::read(&stats)?)))
+    Ok((report, read_run(&stats)?.0.pager))
 }
 
 fn phase<'a>(report: &'a WorkloadReport, name: &str) -> Result<&'a PhaseReport, HarnessError> {
@@ -249,9 +249,8 @@ fn pages(report: &WorkloadReport) -> f64 {
 }
 
 /// The time of a phase over its faults, what the program did besides included.
-fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>, name: &str) -> Result<f64, HarnessError> {
-    let pager = told.as_ref().and_then(|told| told.pager.as_ref());
-    if pager.is_none_or(|pager| pager.fill.count + pager.staged.count == 0) {
+fn us_per_fault(report: &WorkloadReport, pager: &Option<PagerStatistics>, name: &str) -> Result<f64, HarnessError> {
+    if pager.as_ref().is_none_or(|pager| pager.fill.count + pager.staged.count == 0) {
         return Err(HarnessError::failed(&report.workload, "no page was brought by the pager"));
     }
     let found = phase(report, name)?;
@@ -262,19 +261,18 @@ fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>, name: &str) -
 }
 
 /// The time that a fault adds to what the program does.
-fn us_for_fault(report: &WorkloadReport, told: &Option<RunReport>) -> Result<f64, HarnessError> {
+fn us_for_fault(report: &WorkloadReport, pager: &Option<PagerStatistics>) -> Result<f64, HarnessError> {
     let (room, again) = (phase(report, touch::WITH_ROOM)?, phase(report, touch::AGAIN)?);
     if again.pages > room.pages / FAULTS_MIN {
         return Err(HarnessError::failed(&report.workload, format!("{} pages were missing again", again.pages)));
     }
-    Ok(us_per_fault(report, told, touch::WITH_ROOM)? - again.seconds * 1e6 / room.pages as f64)
+    Ok(us_per_fault(report, pager, touch::WITH_ROOM)? - again.seconds * 1e6 / room.pages as f64)
 }
 
 /// Pages a second that left while memory was filled, by what cannot have stayed; and that they did.
-fn filled(report: &WorkloadReport, told: &Option<RunReport>, local: Size) -> Result<f64, HarnessError> {
+fn filled(report: &WorkloadReport, pager: &Option<PagerStatistics>, local: Size) -> Result<f64, HarnessError> {
     let left = pages(report) - (local.0 / PAGE_SIZE_BYTES) as f64;
-    let pager = told.as_ref().and_then(|told| told.pager.as_ref());
-    let said = pager.map_or(0, |pager| pager.pages_out_dirty + pager.pages_out_clean) as f64;
+    let said = pager.as_ref().map_or(0, |pager| pager.pages_out_dirty + pager.pages_out_clean) as f64;
     if said < left {
         return Err(HarnessError::failed(&report.workload, format!("{said} pages left, and {left} must have")));
     }
@@ -328,7 +326,6 @@ fn goals(result: &mut StudyResult, placements: &[Placement]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::spillway::{DeviceReport, FaultCount, PagerReport};
     use crate::machine::Machine;
 
     fn report(phase: &str, us_per_page: f64) -> WorkloadReport {
@@ -348,15 +345,10 @@ mod tests {
         PhaseReport { phase: phase.to_owned(), seconds, pages, us_per_page, page_ins: None }
     }
 
-    fn told(fill: u64, out: u64) -> Option<RunReport> {
-        let pager = PagerReport { fill: FaultCount { count: fill }, pages_out_dirty: out, ..PagerReport::default() };
-        Some(RunReport {
-            device: DeviceReport::default(),
-            seconds: None,
-            major_faults: 0,
-            pager: Some(pager),
-            footprint_bytes_max: 0,
-        })
+    fn told(fill: u64, out: u64) -> Option<PagerStatistics> {
+        let mut pager = PagerStatistics { pages_out_dirty: out, ..PagerStatistics::default() };
+        pager.fill.count = fill;
+        Some(pager)
     }
 
     #[test]

@@ -9,18 +9,19 @@
 
 use std::process::Command;
 
+use spillway_pager::statistics::PagerStatistics;
+use spillway_workloads::size::{MIB, Size};
+
 use super::{LOCAL_NAME, PAGER_NAME};
-use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::process::{Collected, Running, bound};
-use crate::harness::spillway::{Donor, RunReport, Transport, Via};
-use crate::harness::tool;
+use crate::harness::spillway::{Donor, Transport, Via, read_run};
+use crate::harness::{HarnessError, tool};
 use crate::limits::PROGRAM_DEADLINE;
 use crate::result::{Better, MICROSECONDS, SECONDS, StudyResult, Unit};
 use crate::studies::Context;
 use crate::studies::places::run_storage;
 use crate::studies::program_run::{run_workload, workload_command};
-use spillway_workloads::size::{MIB, Size};
 
 /// Local memory: several times what each of the programs uses.
 const LOCAL: Size = Size(1024 * MIB);
@@ -150,13 +151,13 @@ fn under_pager(context: &Context, program: Program, donors: &[Donor]) -> Result<
     let plain = program.command(context)?;
     let mut command = context.shop.product()?.run_via(Via::Pager, None, &LOCAL.to_string(), &storage, &stats, &plain);
     let time = program.run(&mut command, &context.shop.interrupt)?;
-    stayed_within(&program.case(), &RunReport::read(&stats)?)?;
+    stayed_within(&program.case(), read_run(&stats)?.0.pager.as_ref())?;
     Ok(time)
 }
 
 /// Fails for a run that did not stay within its budget.
-fn stayed_within(what: &str, told: &RunReport) -> Result<(), HarnessError> {
-    let Some(pager) = &told.pager else {
+fn stayed_within(what: &str, told: Option<&PagerStatistics>) -> Result<(), HarnessError> {
+    let Some(pager) = told else {
         return Err(HarnessError::failed(what, "it did not run under the pager"));
     };
     match pager.pages_out_dirty + pager.pages_out_clean + pager.fill.count {
@@ -168,7 +169,6 @@ fn stayed_within(what: &str, told: &RunReport) -> Result<(), HarnessError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::spillway::{FaultCount, PagerReport};
     use crate::machine::Machine;
     use crate::studies::tests::context;
 
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn a_run_whose_pages_move_is_beyond_its_budget() {
-        let told = |pager| RunReport { pager, ..RunReport::default() };
-        assert!(stayed_within("matrix", &told(Some(PagerReport::default()))).is_ok());
-        let came = PagerReport { fill: FaultCount { count: 2 }, pages_out_clean: 1, ..PagerReport::default() };
-        assert!(stayed_within("matrix", &told(Some(came))).unwrap_err().to_string().contains("3 pages"));
-        assert!(stayed_within("matrix", &told(None)).is_err());
+        let mut came = PagerStatistics::default();
+        assert!(stayed_within("matrix", Some(&came)).is_ok());
+        (came.fill.count, came.pages_out_clean) = (2, 1);
+        assert!(stayed_within("matrix", Some(&came)).unwrap_err().to_string().contains("3 pages"));
+        assert!(stayed_within("matrix", None).is_err());
     }
 
     #[test]

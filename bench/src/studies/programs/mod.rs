@@ -6,19 +6,19 @@
 //! the program really uses, measured in a first run with all memory local.
 
 use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_pager::statistics::PagerStatistics;
+use spillway_workloads::size::{MIB, Size};
 
 use super::job::Job;
-use super::jvm;
 use super::kind::{self, Kind, SHARES_PERCENT, case};
 use super::program_run::ProgramRunner;
-use super::{Context, Study};
+use super::{Context, Study, jvm};
 use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
 use crate::demo::{Scale, redis_job};
 use crate::harness::HarnessError;
-use crate::harness::spillway::{PagerReport, Via};
+use crate::harness::spillway::Via;
 use crate::result::{FAULTS, PAGES, SECONDS, StudyResult};
-use spillway_workloads::size::{MIB, Size};
 
 const WORKLOADS: [&str; 6] = ["quicksort", "barnes-hut", "page-rank", "key-value", "matrix", "fill-modify"];
 
@@ -145,7 +145,7 @@ fn measure(
 /// Records what the pager did in a program's run: a page that came along and was never used counts as one that came
 /// back, and so does one that had not gone yet. Faults are those on pages that had left, not those on fresh memory or
 /// on write-protected pages.
-fn record_faults(result: &mut StudyResult, round: usize, case: &str, told: &PagerReport) {
+fn record_faults(result: &mut StudyResult, round: usize, case: &str, told: &PagerStatistics) {
     let (faults, pager) = (told.fill.count + told.staged.count, Kind::Spillway(Via::Pager).name());
     let pages = faults + told.pages_prefetched;
     result.record(round, &format!("{case}: pages that came back"), &pager, PAGES, pages as f64);

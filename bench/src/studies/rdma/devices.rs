@@ -4,18 +4,18 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use spillway_workloads::size::{MIB, Size};
+
 use super::{NBDKIT, RDMA, REQUESTS, SWAP_CASE, TCP, device_case};
 use crate::harness::HarnessError;
 use crate::harness::cleanup::Cleanup;
 use crate::harness::fio::{self, Job, Length};
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::spillway::Storage;
-use crate::harness::subject::Subject;
-use crate::harness::subject::Workshop;
+use crate::harness::spillway::{Storage, transports};
+use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::result::{MICROSECONDS, StudyResult};
 use crate::studies::program_run::{run_workload, workload_command};
-use spillway_workloads::size::{MIB, Size};
 
 /// The program's working set; half of it fits. The device is four times as large: one more than half full gives a
 /// page's room back when the page is read.
@@ -72,7 +72,7 @@ fn ours(
     let measured = made.and_then(|(path, name)| {
         on(shop, &path, result, subject)?;
         let status = product.device_status(&name, &shop.interrupt)?;
-        if status.transports() == [transport] && status.pages_lost == 0 {
+        if transports(&status) == [transport] && status.pages_lost == 0 {
             return Ok(());
         }
         Err(HarnessError::wrong(subject, format!("{status:?}")))

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::ControlChannel;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::key::ClusterKey;
+use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
+use spillway_workloads::size::Size;
 
 use super::figures::is_whole;
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;
-use crate::harness::spillway::{DeviceReport, DonorLink, Spillway, Storage, Transport};
+use crate::harness::spillway::{Spillway, Storage, Transport};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::{Attached, Workshop};
-use spillway_workloads::size::Size;
 
 /// How long a donor may take to answer, and a dead donor's connection to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,11 +92,11 @@ impl<'shop> Cluster<'shop> {
     }
 
     /// What the device says of itself.
-    pub(super) fn look(&self) -> Result<DeviceReport, HarnessError> {
+    pub(super) fn look(&self) -> Result<DeviceStatus, HarnessError> {
         let name = self.attached.device.as_deref().unwrap_or_default();
         let report = self.spillway.device_status(name, &self.shop.interrupt)?;
         if report.pages_lost > 0 {
-            let tell = |donor: &DonorLink| format!("{}: {} ({})", donor.address, donor.state, donor.last_error);
+            let tell = |donor: &DonorLinkStatus| format!("{}: {} ({})", donor.address, donor.state, donor.last_error);
             let donors: Vec<String> = report.donors.iter().map(tell).collect();
             let detail = format!("it lost {} pages; its donors: {}", report.pages_lost, donors.join(", "));
             return Err(HarnessError::wrong("the device", detail));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::spillway::DeviceReport;
+use spillway_volume::status::DeviceStatus;
 use spillway_workloads::random::Random;
 
 /// One read of a probe.
@@ -71,12 +71,12 @@ pub(super) enum Choice {
 /// used since then counts. `None` if no candidate has a first copy.
 pub(super) fn chosen(
     choice: Choice,
-    (before, now): (&DeviceReport, &DeviceReport),
+    (before, now): (&DeviceStatus, &DeviceStatus),
     candidates: &[usize],
     random: &mut Random,
 ) -> Option<usize> {
     let used = |square: usize| {
-        let of = |report: &DeviceReport| report.slab_map.accesses.get(square).copied().unwrap_or(0);
+        let of = |report: &DeviceStatus| report.slab_map.accesses.get(square).copied().unwrap_or(0);
         of(now).saturating_sub(of(before))
     };
     let accesses = |place: usize| -> u64 { first_copies(now, place).into_iter().map(used).sum() };
@@ -89,15 +89,15 @@ pub(super) fn chosen(
 }
 
 /// The squares of the slab map whose first copy is with the donor at `place`.
-pub(super) fn first_copies(report: &DeviceReport, place: usize) -> Vec<usize> {
+pub(super) fn first_copies(report: &DeviceStatus, place: usize) -> Vec<usize> {
     let of_it = |donor: &Option<u16>| donor.map(usize::from) == Some(place);
     let donors = report.slab_map.donors.iter().enumerate();
     donors.filter(|(_, donor)| of_it(donor)).map(|(square, _)| square).collect()
 }
 
 /// Whether every slab has all its copies, and none of them at `without`.
-pub(super) fn is_whole(report: &DeviceReport, slab_count: u64, without: Option<usize>) -> bool {
-    let slabs = report.slabs;
+pub(super) fn is_whole(report: &DeviceStatus, slab_count: u64, without: Option<usize>) -> bool {
+    let slabs = &report.slabs;
     let is_left = |place: usize| report.donors.get(place).is_some_and(|donor| donor.slabs == 0);
     slabs.mapped == slab_count && slabs.degraded + slabs.migrating == 0 && without.is_none_or(is_left)
 }
@@ -105,11 +105,11 @@ pub(super) fn is_whole(report: &DeviceReport, slab_count: u64, without: Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::spillway::{DonorLink, SlabCounts, SlabMap};
+    use spillway_volume::status::{DonorLinkStatus, SlabCounts, SlabMapStatus};
 
-    fn report(donors: &[Option<u16>], accesses: &[u64]) -> DeviceReport {
-        let slab_map = SlabMap { slabs_per_square: 1, accesses: accesses.to_vec(), donors: donors.to_vec() };
-        DeviceReport { slab_map, ..DeviceReport::default() }
+    fn report(donors: &[Option<u16>], accesses: &[u64]) -> DeviceStatus {
+        let slab_map = SlabMapStatus { slabs_per_square: 1, accesses: accesses.to_vec(), donors: donors.to_vec() };
+        DeviceStatus { slab_map, ..DeviceStatus::default() }
     }
 
     #[test]
@@ -176,11 +176,11 @@ mod tests {
 
     #[test]
     fn a_device_is_whole_with_all_copies_and_none_at_the_dead_donor() {
-        let link = |slabs: u64| DonorLink { slabs, ..DonorLink::default() };
-        let of = |mapped: u64, degraded: u64, migrating: u64, slabs: u64| DeviceReport {
-            slabs: SlabCounts { mapped, degraded, migrating },
+        let link = |slabs: u64| DonorLinkStatus { slabs, ..DonorLinkStatus::default() };
+        let of = |mapped: u64, degraded: u64, migrating: u64, slabs: u64| DeviceStatus {
+            slabs: SlabCounts { mapped, degraded, migrating, ..SlabCounts::default() },
             donors: vec![link(4), link(slabs)],
-            ..DeviceReport::default()
+            ..DeviceStatus::default()
         };
         assert!(is_whole(&of(4, 0, 0, 0), 4, Some(1)));
         assert!(!is_whole(&of(4, 0, 0, 2), 4, Some(1)), "its loss was not noticed yet");

@@ -19,20 +19,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::message::DrainOrder;
+use spillway_volume::status::DeviceStatus;
+use spillway_workloads::random::Random;
+use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 use self::cluster::{Cluster, Sizes};
 use self::figures::{Choice, chosen, first_copies, first_reads_ms, percentile, rate, recall_cost, undisturbed_rate};
 use self::load::Pages;
 use super::{Context, Study};
 use crate::harness::HarnessError;
-use crate::harness::spillway::DeviceReport;
 use crate::plot::lines::{Line, LineChart};
 use crate::result::{
     Better, MILLISECONDS, MILLISECONDS_LOST, OPERATIONS_PER_SECOND, PER_CENT_LOST, SECONDS, SECONDS_PER_GIB,
     StudyResult,
 };
-use spillway_workloads::random::Random;
-use spillway_workloads::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 /// The product's default slab size, so that figures for each slab are of what users have.
 const SIZES: Sizes = Sizes { slab_count: 16, slab: Size(32 * MIB), headroom: Size(128 * MIB) };
@@ -182,7 +182,7 @@ struct Victim {
 
 impl Stage<'_> {
     /// Chooses among the living large donors, by what was used since `before`.
-    fn victim(&mut self, choice: Choice, before: &DeviceReport) -> Result<(Victim, DeviceReport), HarnessError> {
+    fn victim(&mut self, choice: Choice, before: &DeviceStatus) -> Result<(Victim, DeviceStatus), HarnessError> {
         let (now, living) = (self.cluster.look()?, self.cluster.living());
         let place = chosen(choice, (before, &now), &living, &mut self.random);
         let place = place.ok_or_else(|| HarnessError::failed("the cluster", "no donor has a slab's first copy"))?;

@@ -9,12 +9,14 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Pid;
+use spillway_report::run::EndedRunReport;
+use spillway_workloads::size::Size;
 
 use super::load::{Served, Times};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{RunReport, Via};
+use crate::harness::spillway::{Via, pages_in, pages_out};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::usage::SwapCount;
 use crate::harness::watching::watched;
@@ -23,7 +25,6 @@ use crate::limits::{ANSWER_DEADLINE, SERVER_START_DEADLINE};
 use crate::result::{OPERATIONS_PER_SECOND, Unit};
 use crate::studies::Context;
 use crate::studies::places::{Place, Places, Ready};
-use spillway_workloads::size::Size;
 
 /// What a server's run works with.
 #[derive(Clone, Copy, Debug)]
@@ -118,10 +119,10 @@ pub fn run(
 
 /// Pages that moved during a run in `place`, its loading included: as `spillway run` told, or what the kernel counted
 /// on the whole machine since `before`. `None` with all memory local, where that count is of others only.
-pub fn pages_moved(place: Place, before: SwapCount, told: Option<&RunReport>) -> Option<SwapCount> {
+pub fn pages_moved(place: Place, before: SwapCount, told: Option<&EndedRunReport>) -> Option<SwapCount> {
     match (place, told) {
         (Place::AllLocal, _) => None,
-        (_, Some(told)) => Some(SwapCount { pages_in: told.pages_in(), pages_out: told.pages_out() }),
+        (_, Some(told)) => Some(SwapCount { pages_in: pages_in(told), pages_out: pages_out(told) }),
         (_, None) => Some(SwapCount::now().since(before)),
     }
 }
@@ -190,7 +191,7 @@ pub(super) mod tests {
 
     #[test]
     fn pages_come_from_the_report_or_from_the_kernels_count() {
-        let told = RunReport::default();
+        let told = EndedRunReport::default();
         let now = SwapCount::now();
         let swap = Place::Swap(crate::harness::subject::Subject::Zram, Size(1));
         assert_eq!(pages_moved(Place::AllLocal, now, None), None);

@@ -13,19 +13,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
+use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::donor::{AgentReport, ClusterSummary};
+use spillway_report::status::Item;
 use spillway_sys::core_dumps;
 
 use self::carrying_out::{Leaving, Working};
 use self::cluster::role::ClusterRole;
-use self::cluster::view::{ClusterView, MemberView};
 use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
-use crate::cluster_donors;
 use crate::cluster_donors::choice::Settling;
 use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
@@ -33,9 +35,8 @@ use crate::failure::Failure;
 use crate::log_writer::CHANGES;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::Reach;
-use crate::status::{self, Item};
 use crate::status_socket::{self, Answer, Question, StatusServer};
-use crate::{limits, mend, output, swap_command};
+use crate::{cluster_donors, limits, mend, output, status, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);
@@ -143,14 +144,15 @@ fn work(
 fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cluster>, web: Option<&Web>) -> Answer {
     match question {
         Question::Ping => Answer::done(),
-        Question::Status => Answer::status(&serde_json::json!({
-            "donor": donor.map(DonorService::status),
-            "sandbox": donor.map(DonorService::sandbox),
-            "cluster": cluster.map(|cluster| summary(&cluster.service.view())),
-            "metrics": web.and_then(Web::metrics_url),
-            "page": web.and_then(Web::page_url),
-            "web_socket": web.and_then(Web::socket),
-        })),
+        Question::Status => Answer::status(&AgentReport {
+            donor: donor.map(DonorService::status),
+            sandbox: donor.map(|donor| donor.sandbox().report()),
+            cluster: cluster.map(|cluster| summary(cluster.service.view())),
+            metrics: web.and_then(Web::metrics_url),
+            page: web.and_then(Web::page_url),
+            web_socket: web.and_then(Web::socket).map(PathBuf::from),
+            ..AgentReport::default()
+        }),
         Question::Cluster => match cluster {
             Some(cluster) => Answer::status(&cluster.service.view()),
             None => Answer::no_cluster(),
@@ -161,10 +163,11 @@ fn answer(question: &Question, donor: Option<&DonorService>, cluster: Option<&Cl
 }
 
 /// What `status` shows of the cluster; `spillway cluster` shows all.
-fn summary(view: &ClusterView) -> serde_json::Value {
-    let is_living = |member: &&MemberView| ["alive", "draining", "suspect", "listed"].contains(&member.state.as_str());
+fn summary(view: ClusterReport) -> ClusterSummary {
+    let is_living =
+        |member: &&MemberReport| ["alive", "draining", "suspect", "listed"].contains(&member.state.as_str());
     let living = view.members.iter().filter(is_living).count();
-    serde_json::json!({ "name": view.name, "machines": living, "sealed": view.sealed, "warnings": view.warnings })
+    ClusterSummary { name: view.name, machines: living, sealed: view.sealed, warnings: view.warnings }
 }
 
 /// The cluster of this agent, and when it is told new figures.
@@ -203,14 +206,14 @@ impl Cluster {
         let view = self.service.view();
         for kind in [Kind::Device, Kind::Run] {
             for item in status::collect(registry, Some(kind), &|_| true).unwrap_or_default() {
-                let Some(used) = used_donors(item.report(), &view.name) else { continue };
+                let Some(used) = item.read().ok().and_then(|report| used_donors(&report, &view.name)) else { continue };
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
-                    let socket = registry.status_socket(kind, item.name());
+                    let socket = registry.status_socket(kind, &item.name);
                     let asked = status_socket::ask(&socket, &Question::Donor(change.clone()), limits::STATUS_DEADLINE);
                     match asked {
-                        Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name()),
-                        Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name()),
+                        Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name),
+                        Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name),
                     }
                 }
             }
@@ -221,7 +224,8 @@ impl Cluster {
 /// What the devices of this machine store.
 fn used_bytes(registry: &Registry) -> u64 {
     let devices = status::collect(registry, Some(Kind::Device), &|_| true).unwrap_or_default();
-    devices.iter().map(Item::stored_bytes).sum()
+    let pages_stored = |item: &Item| Some(item.read().ok()?.volume()?.pages_stored);
+    devices.iter().filter_map(pages_stored).sum::<u64>() * PAGE_SIZE_BYTES as u64
 }
 
 /// The swap device of this agent, tried again until it is on.
@@ -298,7 +302,7 @@ impl Borrower {
 
     /// A device lives in a process of its own, so the agent before this one may have died and left it at work.
     fn is_on_already(&self, registry: &Registry) -> bool {
-        let ours = |item: &Item| item.name() == self.role.name && item.is_swap() && item.run().is_none();
+        let ours = |item: &Item| item.name == self.role.name && item.is_swap() && item.run().is_none();
         status::collect(registry, Some(Kind::Device), &ours).is_ok_and(|found| !found.is_empty())
     }
 

@@ -9,11 +9,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::json;
 use spillway_machine::user_group;
+use spillway_report::cluster::MemberReport;
+use spillway_report::donor::AgentReport;
 use spillway_sys::socket_file::Admitted;
 
-use super::cluster::view::MemberView;
 use super::configuration::MetricsRole;
 use crate::donate::DonorService;
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ pub(super) struct Web {
     server: WebServer,
     has_page: bool,
     /// The cluster's machines, as the agent's work last saw them.
-    members: Mutex<Option<Vec<MemberView>>>,
+    members: Mutex<Option<Vec<MemberReport>>>,
 }
 
 impl Web {
@@ -71,7 +71,7 @@ impl Web {
     }
 
     /// The cluster's machines now.
-    pub(super) fn tell_members(&self, members: &[MemberView]) {
+    pub(super) fn tell_members(&self, members: &[MemberReport]) {
         if self.has_page {
             *self.members.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(members.to_vec());
         }
@@ -95,7 +95,8 @@ impl Web {
         }
 
         let is_over = AtomicBool::new(false);
-        let agent = || Thing::of_agent(json!({ "donor": donor.map(DonorService::status) }));
+        let agent =
+            || Thing::of_agent(AgentReport { donor: donor.map(DonorService::status), ..AgentReport::default() });
         std::thread::scope(|scope| {
             scope.spawn(|| Answers::new(self, registry, &agent).until(&is_over));
             let _over = Over(&is_over);
@@ -219,7 +220,7 @@ mod tests {
     #[test]
     fn the_page_is_off_unless_configured_and_not_for_foreign_names() {
         let (_directory, registry) = Registry::temporary();
-        let agent = || Thing::of_agent(json!({ "donor": null }));
+        let agent = || Thing::of_agent(AgentReport::default());
         let ask_from = |web: &Web, path, host, is_local| {
             Answers::new(web, &registry, &agent).content(&Request { path, host, is_local }).map(|content| content.kind)
         };

@@ -27,7 +27,8 @@ pub(crate) struct SizingArguments {
     #[arg(long, value_name = "SECONDS", hide = true, env = "SPILLWAY_WORK_SECONDS", requires = "trace", value_parser = seconds)]
     pub(crate) work_seconds: Option<f64>,
     /// Run the program five times, by itself and with 100, 75, 50 and 25 % of its memory local, and say how long it
-    /// took each time, with --donor, --redundancy, --key and --via as of `run`; nothing is predicted. Each has an empty standard input, the output is that of the first
+    /// took each time; nothing is predicted. --donor, --redundancy, --key and --via are as of `run`. Each run has an
+    /// empty standard input, and the output is that of the first
     #[arg(long, requires = "program", conflicts_with_all = ["seconds", "page_in_us"])]
     pub(crate) measure: bool,
     /// A donor: HOST:PORT or unix:/PATH; repeat it for more

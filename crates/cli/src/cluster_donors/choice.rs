@@ -13,12 +13,11 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::wire::WIRE_VERSION;
+use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_volume::limits::DONORS_MAX;
 
-use crate::agent::cluster::view::{ClusterView, MemberView};
 use crate::arguments::StorageArguments;
-use crate::limits;
-use crate::limits::NAMED_DONORS_MAX;
+use crate::limits::{self, NAMED_DONORS_MAX};
 
 /// Why there is no donor in a cluster.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +62,7 @@ struct Lender {
 
 impl ClusterDonors {
     /// Chooses at most [`DONORS_MAX`] donors; the same `seed` chooses the same ones.
-    pub(crate) fn choose(view: &ClusterView, seed: u64) -> Result<Self, ChoiceError> {
+    pub(crate) fn choose(view: &ClusterReport, seed: u64) -> Result<Self, ChoiceError> {
         let mut chosen = lenders(view);
         let lending = chosen.len();
         if lending == 0 {
@@ -118,11 +117,11 @@ impl ClusterDonors {
 }
 
 /// The machines that lend, without the one that was asked.
-fn lenders(view: &ClusterView) -> Vec<Lender> {
-    let lender = |member: &MemberView| {
+fn lenders(view: &ClusterReport) -> Vec<Lender> {
+    let lender = |member: &MemberReport| {
         Some(Lender { address: member.address.parse().ok()?, name: member.name.clone() }).filter(|_| lends(member))
     };
-    let own = |member: &&MemberView| member.is_self;
+    let own = |member: &&MemberReport| member.is_self;
     let own_address = view.members.iter().find(own).map(|member| member.address.as_str());
     let others =
         || view.members.iter().filter(|member| !member.is_self && Some(member.address.as_str()) != own_address);
@@ -136,7 +135,7 @@ fn lenders(view: &ClusterView) -> Vec<Lender> {
 }
 
 /// Their addresses, in order.
-pub(super) fn lending_addresses(view: &ClusterView) -> Vec<String> {
+pub(super) fn lending_addresses(view: &ClusterReport) -> Vec<String> {
     lenders(view).iter().map(|lender| lender.address.to_string()).collect()
 }
 
@@ -144,7 +143,7 @@ fn sort(lenders: &mut [Lender]) {
     lenders.sort_by_cached_key(|lender| lender.address.to_string());
 }
 
-fn lends(member: &MemberView) -> bool {
+fn lends(member: &MemberReport) -> bool {
     let has_room = member.quota_bytes > member.lent_bytes;
     let speaks_our_version = member.wire_version.is_none_or(|version| version == WIRE_VERSION);
     match member.state.as_str() {
@@ -154,8 +153,8 @@ fn lends(member: &MemberView) -> bool {
     }
 }
 
-fn none_lends(view: &ClusterView) -> ChoiceError {
-    let is_untold = |member: &&MemberView| !member.is_self && member.state == "alive" && member.quota_bytes.is_none();
+fn none_lends(view: &ClusterReport) -> ChoiceError {
+    let is_untold = |member: &&MemberReport| !member.is_self && member.state == "alive" && member.quota_bytes.is_none();
     match view.members.iter().filter(is_untold).count() {
         0 => ChoiceError::NoneLends(view.name.clone()),
         machines => ChoiceError::NotToldYet { cluster: view.name.clone(), machines },
@@ -172,7 +171,7 @@ pub(crate) struct Settling {
 
 impl Settling {
     /// Whether the lenders have stayed the same for `pause`, at the look of `now`.
-    pub(crate) fn look(&mut self, now: Instant, view: &ClusterView, pause: Duration) -> bool {
+    pub(crate) fn look(&mut self, now: Instant, view: &ClusterReport, pause: Duration) -> bool {
         let found = lenders(view);
         if self.since.is_none() || found != self.known {
             self.known = found;
@@ -187,11 +186,12 @@ pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::agent::cluster::view::TrafficView;
     use crate::arguments::{Arguments, Command};
+    use spillway_report::cluster::MembershipTraffic;
+    use spillway_report::format::Format;
 
-    pub(crate) fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberView {
-        MemberView {
+    pub(crate) fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberReport {
+        MemberReport {
             name: Some(format!("node{number}")),
             address: format!("10.0.{}.{}:7070", number / 256, number % 256),
             machine: None,
@@ -209,8 +209,9 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn view(members: Vec<MemberView>) -> ClusterView {
-        ClusterView {
+    pub(crate) fn view(members: Vec<MemberReport>) -> ClusterReport {
+        ClusterReport {
+            format: Format::default(),
             name: "home".to_owned(),
             discovery: "gossip".to_owned(),
             sealed: true,
@@ -220,7 +221,7 @@ pub(crate) mod tests {
             identity_file: String::new(),
             members,
             warnings: Vec::new(),
-            traffic: TrafficView::default(),
+            traffic: MembershipTraffic::default(),
         }
     }
 
@@ -238,10 +239,10 @@ pub(crate) mod tests {
     #[test]
     fn machines_that_lend_are_taken_and_no_others() {
         const GIB: Option<u64> = Some(1 << 30);
-        let full = MemberView { lent_bytes: GIB, ..member(6, "alive", GIB) };
-        let foreign = MemberView { wire_version: Some(WIRE_VERSION + 1), ..member(7, "alive", GIB) };
-        let again = MemberView { name: None, ..member(1, "alive", GIB) };
-        let own_address_again = MemberView { is_self: false, ..member(0, "alive", GIB) };
+        let full = MemberReport { lent_bytes: GIB, ..member(6, "alive", GIB) };
+        let foreign = MemberReport { wire_version: Some(WIRE_VERSION + 1), ..member(7, "alive", GIB) };
+        let again = MemberReport { name: None, ..member(1, "alive", GIB) };
+        let own_address_again = MemberReport { is_self: false, ..member(0, "alive", GIB) };
         let members = vec![
             member(0, "alive", GIB),
             member(1, "alive", GIB),
@@ -293,8 +294,8 @@ pub(crate) mod tests {
 
     #[test]
     fn machines_that_were_only_named_are_taken_when_none_answered() {
-        let named = |number| MemberView { answered: false, ..member(number, "alive", Some(1)) };
-        let mut members: Vec<MemberView> = (10..1010).map(named).collect();
+        let named = |number| MemberReport { answered: false, ..member(number, "alive", Some(1)) };
+        let mut members: Vec<MemberReport> = (10..1010).map(named).collect();
         assert_eq!(addresses(&ClusterDonors::choose(&view(members.clone()), 1).unwrap()).len(), DONORS_MAX);
         members.extend([member(0, "alive", Some(1)), member(1, "alive", Some(1)), member(2, "alive", Some(1))]);
         let chosen = addresses(&ClusterDonors::choose(&view(members), 1).unwrap());
@@ -306,8 +307,8 @@ pub(crate) mod tests {
     fn the_clusters_key_comes_along_unless_another_one_was_named() {
         let members = vec![member(0, "alive", None), member(1, "alive", Some(1))];
         let sealed = view(members);
-        let open = ClusterView { key_file: None, ..sealed.clone() };
-        let key = |view: &ClusterView, options: &str| {
+        let open = ClusterReport { key_file: None, ..sealed.clone() };
+        let key = |view: &ClusterReport, options: &str| {
             ClusterDonors::choose(view, 1).unwrap().fill(&storage(options)).key.unwrap()
         };
         let filled = ClusterDonors::choose(&sealed, 1).unwrap().fill(&storage(""));

@@ -9,11 +9,12 @@
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use serde_json::Value;
+use spillway_report::cluster::ClusterReport;
+use spillway_report::kind::Report;
 use spillway_volume::limits::DONORS_MAX;
+use spillway_volume::status::DonorLinkStatus;
 
 use super::choice::lending_addresses;
-use crate::agent::cluster::view::ClusterView;
 use crate::status_socket::DonorChange;
 
 /// A donor that a borrower uses.
@@ -26,21 +27,14 @@ pub(crate) struct UsedDonor {
 }
 
 /// The donors that a device or a run reports, if it follows `cluster`.
-pub(crate) fn used_donors(report: &Value, cluster: &str) -> Option<Vec<UsedDonor>> {
-    if report.get("follows").and_then(Value::as_str) != Some(cluster) {
-        return None;
-    }
-    let donors = report.pointer("/device/donors").or_else(|| report.pointer("/pager/device/donors"))?.as_array()?;
-    let used = |donor: &Value| {
-        let address = donor.get("address")?.as_str()?.to_owned();
-        let is_leaving = donor.get("is_leaving").and_then(Value::as_bool).unwrap_or(false);
-        Some(UsedDonor { address, is_leaving })
-    };
-    donors.iter().map(used).collect()
+pub(crate) fn used_donors(report: &Report, cluster: &str) -> Option<Vec<UsedDonor>> {
+    report.follows().filter(|followed| *followed == cluster)?;
+    let used = |donor: &DonorLinkStatus| UsedDonor { address: donor.address.clone(), is_leaving: donor.is_leaving };
+    Some(report.volume()?.donors.iter().map(used).collect())
 }
 
 /// What is to change. Removals come first: they free places. The same `seed` chooses the same machines of too many.
-pub(crate) fn changes(view: &ClusterView, used: &[UsedDonor], seed: u64) -> Vec<DonorChange> {
+pub(crate) fn changes(view: &ClusterReport, used: &[UsedDonor], seed: u64) -> Vec<DonorChange> {
     let has_left = |address: &str| {
         let mut named = view.members.iter().filter(|member| member.address == address).peekable();
         // A machine that came back is another member with the same address.
@@ -65,10 +59,9 @@ pub(crate) fn changes(view: &ClusterView, used: &[UsedDonor], seed: u64) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::cluster_donors::choice::tests::{member, view};
+    use crate::observation::examples;
 
     const GIB: Option<u64> = Some(1 << 30);
 
@@ -121,12 +114,18 @@ mod tests {
 
     #[test]
     fn only_followers_of_this_cluster_are_changed() {
-        let donors = json!([{"address": "a:1"}, {"address": "b:1", "is_leaving": true}]);
-        let device = json!({"follows": "home", "device": {"donors": donors}});
+        let mut device = examples::device_report("swap", 0);
+        assert_eq!(used_donors(&Report::Device(Box::new(device.clone())), "home"), None);
+        device.follows = Some("home".to_owned());
+        device.device.donors[1].is_leaving = true;
+        let device = Report::Device(Box::new(device));
         let found = used_donors(&device, "home").unwrap();
         assert_eq!((found.len(), found[0].is_leaving, found[1].is_leaving), (2, false, true));
-        assert!(used_donors(&json!({"follows": "home", "pager": {"device": {"donors": donors}}}), "home").is_some());
         assert_eq!(used_donors(&device, "other"), None);
-        assert_eq!(used_donors(&json!({"device": {"donors": donors}}), "home"), None);
+        let mut run = examples::run("7", 0).report;
+        if let Report::Run(run) = &mut run {
+            run.follows = Some("home".to_owned());
+        }
+        assert!(used_donors(&run, "home").is_some());
     }
 }

@@ -10,12 +10,11 @@ pub(crate) mod following;
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::random_bytes;
+use spillway_report::cluster::ClusterReport;
 
 use self::choice::ClusterDonors;
-use crate::agent::cluster::view::ClusterView;
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
-use crate::limits;
 use crate::output::say;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
@@ -61,13 +60,13 @@ pub(crate) fn resolve(
 }
 
 /// Chooses donors among the machines of a cluster.
-pub(crate) fn choose(view: &ClusterView) -> Result<ClusterDonors, Failure> {
+pub(crate) fn choose(view: &ClusterReport) -> Result<ClusterDonors, Failure> {
     let seed = random_bytes().map_err(|error| Failure::during("random numbers", error))?;
     ClusterDonors::choose(view, u64::from_le_bytes(seed)).map_err(Failure::failed)
 }
 
 /// The cluster of this machine's agent, if it has one.
-pub(crate) fn agents_view(registry: &Registry) -> Result<Option<ClusterView>, Failure> {
+pub(crate) fn agents_view(registry: &Registry) -> Result<Option<ClusterReport>, Failure> {
     agent(registry)?.map_or(Ok(None), |agent| ask_for_cluster(&agent))
 }
 
@@ -77,11 +76,9 @@ fn agent(registry: &Registry) -> Result<Option<Found>, Failure> {
 }
 
 /// The cluster as `agent` knows it; `None` if it belongs to none.
-fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterView>, Failure> {
-    match status_socket::ask(&agent.status_socket(), &Question::Cluster, limits::STATUS_DEADLINE) {
-        Ok(answer) => serde_json::from_value(answer.unwrap_or_default())
-            .map(Some)
-            .map_err(|error| Failure::during("the agent's answer (is it of another release?)", error)),
+fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterReport>, Failure> {
+    match status_socket::ask_report(&agent.status_socket(), &Question::Cluster) {
+        Ok(view) => Ok(Some(view)),
         Err(AskError::Refused(_)) => Ok(None),
         Err(silent) => Err(Failure::Failed(format!(
             "this machine's agent does not say which machines lend: {silent}; name donors with --donor"
@@ -93,6 +90,7 @@ fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterView>, Failure> {
 mod tests {
     use super::*;
     use crate::arguments::{Arguments, Command};
+
     use crate::registry::Entry;
     use crate::status_socket::{Answer, StatusServer};
 

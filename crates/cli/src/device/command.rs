@@ -4,26 +4,24 @@ use serde_json::json;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
+use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::launch::{RunningDevice, launch};
 use super::prefetch::plan::PrefetchPlan;
 use super::records::LaunchedDevice;
-use super::storage;
-use super::storage::StorageSettings;
+use super::storage::{self, StorageSettings};
 use crate::arguments::{
     DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
 };
 use crate::cluster_donors::{self, Borrower};
 use crate::donor_change::{self, Among};
 use crate::failure::Failure;
-use crate::limits;
-use crate::output::say;
+use crate::output::{self, say};
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::status::{self, Item};
-use crate::{mend, output};
+use crate::{limits, mend, status};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
@@ -190,7 +188,7 @@ pub(crate) fn chosen(
     wanted: &dyn Fn(&Item) -> bool,
 ) -> Result<Found, Failure> {
     let items = status::collect(registry, Some(Kind::Device), &|item| item.run().is_none() && wanted(item))?;
-    let names: Vec<&str> = items.iter().map(Item::name).collect();
+    let names: Vec<&str> = items.iter().map(|item| item.name.as_str()).collect();
     let name = match (name, names.as_slice()) {
         (Some(name), _) if names.contains(&name) => name,
         (None, [only]) => only,

@@ -21,6 +21,8 @@ use rustix::process::Signal;
 use spillway_machine::cgroup::OwnGroup;
 use spillway_machine::memory::Memory;
 use spillway_machine::reserve::Reserve;
+use spillway_report::device::DeviceReport;
+use spillway_report::format::Format;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -29,7 +31,7 @@ use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::keeping::KeptPrefetching;
-use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness};
+use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness};
 use super::restarts::{Life, Next, Restarts};
 use super::serve;
 use crate::failure::Failure;
@@ -267,6 +269,7 @@ impl Keeper {
     fn report(&self, health: String) -> DeviceReport {
         let path = DeviceRecord::read(self.entry.path()).and_then(|record| record.path).unwrap_or_default();
         DeviceReport {
+            format: Format::default(),
             run: self.launched.run.clone(),
             follows: self.launched.storage.follows.clone(),
             notes: self.notes.clone(),

@@ -2,7 +2,6 @@
 //!
 //! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`KeeperHandover`]: from the
 //!   keeper to the process that serves.
-//! - [`DeviceReport`]: what that process answers on its status socket.
 //! - [`DeviceRecord`]: what the entry of a device says to later processes.
 
 use std::fs;
@@ -12,13 +11,11 @@ use serde::{Deserialize, Serialize};
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_sys::mount_point::GuardedPlace;
 use spillway_sys::own_files;
-use spillway_volume::status::DeviceStatus;
 
 use super::prefetch::plan::PrefetchPlan;
 use super::storage::StorageSettings;
 use crate::as_typed;
 use crate::own_donors::OwnDonorsPlan;
-use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Found, Kind, Registry};
 
 /// Everything the device's process needs to know, checked by the launcher.
@@ -82,25 +79,6 @@ pub(crate) struct KeeperHandover {
     pub(crate) released: bool,
     /// Whether it is to fail every request: the device was given up.
     pub(crate) fails: bool,
-}
-
-/// The status of a device's process: the device's own and the process's.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceReport {
-    /// The run that it belongs to.
-    pub(crate) run: Option<String>,
-    /// The cluster whose donors it uses, as they come and go; null if its donors were named.
-    #[serde(default)]
-    pub(crate) follows: Option<String>,
-    /// What is less safe than it should be, in words.
-    pub(crate) notes: Vec<String>,
-    /// Its process died too often, and is not started again unless it is asked for.
-    pub(crate) given_up: bool,
-    /// What was prefetched from it, if it is the machine's swap.
-    #[serde(default)]
-    pub(crate) prefetch: Option<PrefetchReport>,
-    /// The device.
-    pub(crate) device: DeviceStatus,
 }
 
 /// What the entry of a device, or of a run by the pager, says to the process that mends it.

@@ -22,20 +22,21 @@ use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::front_end::FrontEndError;
 use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
-use spillway_sys::core_dumps;
-use spillway_sys::paging_safety;
+use spillway_report::device::DeviceReport;
+use spillway_report::format::Format;
+use spillway_report::prefetch::PrefetchReport;
+use spillway_sys::{core_dumps, paging_safety};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
 use super::prefetch::process::report;
-use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
+use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
 use crate::donor_change::{self, KeptOut};
 use crate::failure::Failure;
 use crate::limits;
 use crate::log_writer::ChangeLog;
 use crate::mender::Mender;
-use crate::prefetch_report::PrefetchReport;
 use crate::registry::{Kind, Registry};
 use crate::sandbox::{self, Borrower};
 use crate::status_socket::{Answer, Question, StatusServer};
@@ -273,6 +274,7 @@ impl Server {
             Question::Cluster => Answer::no_cluster(),
             Question::Donor(change) => donor_change::carry_out(change, self.device.volume(), &mut self.kept_out),
             Question::Status => Answer::status(&DeviceReport {
+                format: Format::default(),
                 run: self.launched.run.clone(),
                 follows: self.launched.storage.follows.clone(),
                 notes: self.notes.clone(),

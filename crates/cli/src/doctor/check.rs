@@ -1,16 +1,7 @@
 //! One capability, and how it stands.
 
 use serde::Serialize;
-
-/// The ways in which memory reaches a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Way {
-    /// A swap device.
-    Swap,
-    /// The pager.
-    Pager,
-}
+use spillway_report::run::Way;
 
 /// How a capability stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -7,10 +7,11 @@ use rustix::fs::Access;
 use spillway_block::cpu_idle::{self, AsleepReason};
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::ublk::bad_kernels;
+use spillway_report::run::Way;
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use super::check::{Check, State, Way};
+use super::check::{Check, State};
 use super::{interplay_checks, pager_checks};
 use crate::sandbox;
 use crate::system::System;

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use spillway_machine::swap_list::{self, SwapArea};
+use spillway_report::run::Way;
 use spillway_sys::proc_text::strings;
 
-use super::check::{Check, State, Way};
+use super::check::{Check, State};
 use crate::system::System;
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {

@@ -12,8 +12,9 @@ pub(crate) mod pager_checks;
 use std::fmt::Write;
 
 use serde::Serialize;
+use spillway_report::run::Way;
 
-use self::check::{Check, State, Way};
+use self::check::{Check, State};
 use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
 use crate::device::revival;

@@ -1,10 +1,11 @@
 //! What the pager needs of the kernel and the user, one function for each capability.
 
+use spillway_report::run::Way;
 use spillway_sys::proc_text::fields;
 use spillway_sys::userfaultfd::Features;
 use spillway_sys::userfaultfd::access::{Access, Obstacle};
 
-use super::check::{Check, State, Way};
+use super::check::{Check, State};
 use crate::system::System;
 
 /// The command for what only another kernel has: the newest of Debian 12, whose `linux-image-amd64` is 6.1. Later

@@ -15,8 +15,10 @@ mod samples;
 
 use std::borrow::Cow;
 
+use spillway_report::kind::Report;
+
 use self::ledger::Ledger;
-use crate::observation::{Observation, Thing, Told};
+use crate::observation::{Observation, Thing};
 use crate::web_server::Content;
 
 /// Where the text is.
@@ -31,7 +33,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// One scrape.
     pub(crate) fn scrape(&mut self, observation: &Observation) -> Content {
-        let is_silent = |thing: &&Thing| matches!(thing.told, Told::Nothing);
+        let is_silent = |thing: &&Thing| matches!(thing.report, Report::None);
         let silent: Vec<String> = observation.things.iter().filter(is_silent).map(samples::source).collect();
         // A part of a thing, such as a session, has the thing's name before its own.
         let is_of_silent = |source: &str| silent.iter().any(|thing| source.starts_with(thing.as_str()));
@@ -53,7 +55,7 @@ mod tests {
     fn a_scrape_tells_of_the_agent_and_of_what_does_not_answer() {
         let (_directory, registry) = Registry::temporary();
         let _silent = registry.claim(Kind::Device, "swap").unwrap();
-        let agent = || examples::thing(Kind::Agent, "agent", Told::Donor(Box::new(examples::donor_status(5 << 20))));
+        let agent = || examples::thing(Kind::Agent, "agent", examples::donor_report(examples::donor_status(5 << 20)));
         let mut metrics = Metrics::default();
         for _ in 0..2 {
             let mut observation = Observation::gather(&registry, Some(Kind::Agent)).unwrap();

@@ -7,11 +7,13 @@ use spillway_block::latency::LatencyStatus;
 use spillway_donor::DonorStatus;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_pager::statistics::PagerStatistics;
+use spillway_report::kind::Report;
+use spillway_report::run::RunReport;
 use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
 
 use super::catalogue::{self as metrics, Metric};
 use super::histogram::Histogram;
-use crate::observation::{self, Observation, RunFigures, Thing, Told};
+use crate::observation::{self, Observation, Thing};
 use crate::registry::Kind;
 
 /// One value of one thing.
@@ -107,9 +109,9 @@ impl Samples {
     }
 
     fn thing(&mut self, thing: &Thing) {
-        match &thing.told {
-            Told::Device(report) if report.run.is_some() => self.volume_of_run("swap", &report.device),
-            Told::Device(report) => {
+        match &thing.report {
+            Report::Device(report) if report.run.is_some() => self.volume_of_run("swap", &report.device),
+            Report::Device(report) => {
                 let has_failed = report.given_up || report.device.failure.is_some();
                 self.truth(&metrics::DEVICE_FAILED, &[&thing.name], has_failed);
                 if let Some(used_bytes) = thing.swap_used_bytes {
@@ -117,9 +119,10 @@ impl Samples {
                 }
                 self.device(&thing.name, &report.device);
             }
-            Told::Run(run) => self.run(run),
-            Told::Donor(donor) => self.donor(&thing.name, donor),
-            Told::Nothing => {}
+            Report::Run(run) => self.run(run),
+            Report::Donor(report) => self.donor(&thing.name, &report.donor),
+            Report::Agent(report) => report.donor.iter().for_each(|donor| self.donor(&thing.name, donor)),
+            Report::None => {}
         }
     }
 
@@ -192,8 +195,8 @@ impl Samples {
         }
     }
 
-    fn run(&mut self, run: &RunFigures) {
-        let Some(via) = run.via.as_ref().map(|via| via.way.as_str()) else { return };
+    fn run(&mut self, run: &RunReport) {
+        let Some(via) = run.via.as_ref().map(|via| via.way.name()) else { return };
         self.number(&metrics::RUNS, &[via], 1);
         self.number(&metrics::RUN_LOCAL, &[via], run.usage.charged_bytes);
         self.number(&metrics::RUN_LENT, &[via], run.usage.swapped_bytes);
@@ -311,7 +314,7 @@ mod tests {
     fn runs_and_their_devices_have_no_label_of_their_own() {
         let mut observation = examples::observation(10);
         let mut device = examples::device("run-4712", 20);
-        if let Told::Device(report) = &mut device.told {
+        if let Report::Device(report) = &mut device.report {
             report.run = Some("4712".to_owned());
         }
         observation.things.push(device);

@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use spillway_block::latency::LatencyHistogram;
 use spillway_donor::DonorStatus;
+use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::memory::Memory;
 use spillway_pager::pager::PagerStatus;
+use spillway_report::device::DeviceReport;
+use spillway_report::donor::DonorReport;
+use spillway_report::format::Format;
+use spillway_report::kind::Report;
+use spillway_report::run::{Choice, RunReport, Way};
 use spillway_volume::status::{DeviceStatus, DiskStatus, DonorLatencyStatus, DonorLinkStatus};
 
-use super::{Observation, RunFigures, RunUsage, RunVia, Thing, Told};
-use crate::device::records::DeviceReport;
+use super::{Observation, Thing};
 use crate::registry::Kind;
 
 /// A volume that has brought in so many pages, at 10 us each but for one in a hundred at 500 us.
@@ -55,7 +60,7 @@ pub(crate) fn link(address: &str, state: &str) -> DonorLinkStatus {
 /// A device's whole report.
 pub(crate) fn device_report(name: &str, pages_in: u64) -> DeviceReport {
     let device = DeviceStatus { name: name.to_owned(), ..device_status(pages_in) };
-    DeviceReport { run: None, follows: None, notes: Vec::new(), given_up: false, prefetch: None, device }
+    DeviceReport { device, ..DeviceReport::default() }
 }
 
 /// A pager with faults of every kind.
@@ -83,42 +88,52 @@ pub(crate) fn donor_status(lent_bytes: u64) -> DonorStatus {
     .expect("these are the fields of a donor's status")
 }
 
+/// The report of a donor's process.
+pub(crate) fn donor_report(donor: DonorStatus) -> Report {
+    Report::Donor(Box::new(DonorReport { format: Format::default(), donor, sandbox: None }))
+}
+
 /// A thing that runs.
-pub(crate) fn thing(kind: Kind, name: &str, told: Told) -> Thing {
+pub(crate) fn thing(kind: Kind, name: &str, report: Report) -> Thing {
     Thing {
         kind,
         name: name.to_owned(),
         pid: Some(7),
         program: None,
-        state: "running",
+        state: "running".to_owned(),
         warnings: Vec::new(),
         swap_used_bytes: None,
-        told,
+        report,
+    }
+}
+
+/// The report of a run by the pager.
+pub(crate) fn run_report(pages_in: u64) -> RunReport {
+    RunReport {
+        via: Some(Choice { way: Way::Pager, reason: "asked for".to_owned() }),
+        local: "50%".to_owned(),
+        limit_bytes: Some(64 << 20),
+        usage: GroupUsage { charged_bytes: 60 << 20, swapped_bytes: 40 << 20, ..GroupUsage::default() },
+        footprint_bytes: 100 << 20,
+        pager: Some(pager_status(pages_in)),
+        ..RunReport::default()
     }
 }
 
 /// A run by the pager.
 pub(crate) fn run(name: &str, pages_in: u64) -> Thing {
-    let figures = RunFigures {
-        via: Some(RunVia { way: "pager".to_owned() }),
-        local: "50%".to_owned(),
-        limit_bytes: Some(64 << 20),
-        usage: RunUsage { charged_bytes: 60 << 20, swapped_bytes: 40 << 20 },
-        footprint_bytes: 100 << 20,
-        pager: Some(pager_status(pages_in)),
-    };
-    thing(Kind::Run, name, Told::Run(Box::new(figures)))
+    thing(Kind::Run, name, Report::Run(Box::new(run_report(pages_in))))
 }
 
 /// A swap device.
 pub(crate) fn device(name: &str, pages_in: u64) -> Thing {
-    let told = Told::Device(Box::new(device_report(name, pages_in)));
-    Thing { swap_used_bytes: Some(123 << 20), ..thing(Kind::Device, name, told) }
+    let report = Report::Device(Box::new(device_report(name, pages_in)));
+    Thing { swap_used_bytes: Some(123 << 20), ..thing(Kind::Device, name, report) }
 }
 
 /// A machine with one of each.
 pub(crate) fn observation(pages_in: u64) -> Observation {
-    let donor = Told::Donor(Box::new(donor_status(96 << 20)));
+    let donor = donor_report(donor_status(96 << 20));
     Observation {
         memory: Some(Memory { total_bytes: 8 << 30, available_bytes: 3 << 30 }),
         things: vec![run("4711", pages_in), device("swap", pages_in), thing(Kind::Donor, "lender", donor)],

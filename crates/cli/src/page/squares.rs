@@ -80,13 +80,15 @@ fn slabs(of: String, volume: &DeviceStatus, before: Option<&[u64]>, seconds: f64
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::kind::Report;
+
     use super::*;
-    use crate::observation::{Told, examples};
+    use crate::observation::examples;
     use spillway_volume::status::SlabMapStatus;
 
     fn looked(accesses: [u64; 3]) -> Observation {
         let mut device = examples::device("swap", 1);
-        if let Told::Device(report) = &mut device.told {
+        if let Report::Device(report) = &mut device.report {
             let slabs = accesses.into_iter().zip([Some(1), None, Some(1)]);
             report.device.slab_map = SlabMapStatus::new(slabs.collect::<Vec<_>>().into_iter());
         }

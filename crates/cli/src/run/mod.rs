@@ -35,17 +35,15 @@ use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_report::run::{Ending, Way};
 
-use self::program::Ending;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::doctor::check::Way;
 use crate::failure::Failure;
-use crate::limits;
-use crate::mend;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::registry::Registry;
+use crate::{limits, mend};
 
 /// Refuses a budget that no program gets by with, in place of giving it more without a word.
 fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {

@@ -6,17 +6,15 @@
 //! alone are passed on ([`super::group_signals`]). Signals that the caller of `run` ignores or blocks are ignored and
 //! blocked in the program.
 
-use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{env, fs};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -26,6 +24,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 use spillway_machine::interruption::Interruption;
+use spillway_report::run::Ending;
 use spillway_sys::core_dumps::CoreDumps;
 use spillway_sys::signals;
 
@@ -101,25 +100,6 @@ fn own_core_dumps(before: Option<CoreDumps>) -> Vec<OsString> {
         arguments.extend(["--core-filter".into(), mask.to_string().into()]);
     }
     arguments
-}
-
-/// How the program ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Ending {
-    /// By itself, with a status.
-    Exited(u8),
-    /// By a signal.
-    Signalled(i32),
-}
-
-impl From<ExitStatus> for Ending {
-    fn from(status: ExitStatus) -> Self {
-        match (status.code(), status.signal()) {
-            (Some(code), _) => Self::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
-            (None, signal) => Self::Signalled(signal.unwrap_or(0)),
-        }
-    }
 }
 
 /// Looks the program up as the shell does.
@@ -343,11 +323,5 @@ mod tests {
         assert!(!waiting.is_finished());
         rustix::process::kill_process(pid, Signal::CONT).unwrap();
         assert_eq!(waiting.join().unwrap().unwrap().code(), Some(4));
-    }
-
-    #[test]
-    fn endings_tell_exit_from_signal() {
-        assert_eq!(Ending::from(ExitStatus::from_raw(3 << 8)), Ending::Exited(3));
-        assert_eq!(Ending::from(ExitStatus::from_raw(9)), Ending::Signalled(9));
     }
 }

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::Value;
 use spillway_device::prefetch::driver::{Prefetching, Sampled};
 use spillway_device::prefetch::headroom::{CgroupMemory, Headroom};
 use spillway_machine::cgroup::MemoryGroup;
@@ -17,12 +16,12 @@ use spillway_machine::cgroup::strays::{self, Stray};
 use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::swap_read_ahead::ReadAheadAside;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_report::prefetch::PrefetchReport;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::watch::Governed;
 use crate::budget;
 use crate::output::say;
-use crate::prefetch_report::PrefetchReport;
 
 /// Prefetching of one run.
 #[derive(Debug)]
@@ -60,12 +59,11 @@ impl SwapPrefetching {
     }
 
     /// For `status` and the statistics.
-    pub(crate) fn report(&self) -> Value {
+    pub(crate) fn report(&self) -> PrefetchReport {
         let counts = self.prefetching.as_ref().map(Prefetching::counts).unwrap_or_default();
         let is_active = self.prefetching.as_ref().is_some_and(Prefetching::is_running);
         let note = self.problem.clone().or_else(|| self.aside.as_ref().map(ReadAheadAside::note));
-        // Plain numbers and strings: that cannot fail.
-        serde_json::to_value(PrefetchReport::new(self.policy, is_active, note, counts)).unwrap_or_default()
+        PrefetchReport::new(self.policy, is_active, note, counts)
     }
 }
 
@@ -122,8 +120,8 @@ impl Governed for PrefetchedGroup<'_> {
         strays::find(self.hierarchy, self.group, program)
     }
 
-    fn prefetch(&self) -> Value {
-        self.prefetching.report()
+    fn prefetch(&self) -> Option<PrefetchReport> {
+        Some(self.prefetching.report())
     }
 }
 
@@ -136,7 +134,7 @@ mod tests {
         let entry = tempfile::tempdir().unwrap();
         let prefetching = SwapPrefetching::start(None, entry.path());
         let report = prefetching.report();
-        assert_eq!((report["policy"].as_str(), report["is_active"].as_bool()), (Some("kernel"), Some(false)));
+        assert_eq!((report.policy.as_str(), report.is_active), ("kernel", false));
         assert_eq!(std::fs::read_dir(entry.path()).unwrap().count(), 0, "nothing is written down");
     }
 }

@@ -5,40 +5,20 @@
 //! handed in; nothing has been started when it fails.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::Path;
 
-use serde::Serialize;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_report::run::{Choice, Way};
 use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
-use crate::doctor::check::{Check, State, Way};
+use crate::doctor::check::{Check, State};
 use crate::doctor::checks::{self, hindrance};
 use crate::failure::Failure;
 use crate::system::System;
-
-/// A way and the reason for it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Choice {
-    /// The way.
-    pub(crate) way: Way,
-    /// Why, in words.
-    pub(crate) reason: String,
-}
-
-impl fmt::Display for Choice {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let way = match self.way {
-            Way::Swap => "over a swap device",
-            Way::Pager => "by the pager",
-        };
-        write!(formatter, "{way} ({})", self.reason)
-    }
-}
 
 /// Programs that keep their memory in shared objects, which the pager leaves local.
 const PROGRAMS_WITH_SHARED_MEMORY: [&str; 3] = ["postgres", "postmaster", "pg_ctl"];

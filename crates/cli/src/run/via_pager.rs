@@ -8,12 +8,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
 use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_pager::pager::{Pager, PagerStatus};
+use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice, RunReport};
 use spillway_sys::userfaultfd::access::Access;
 use spillway_volume::running::RunningVolume;
 use spillway_volume::status::DeviceStatus;
@@ -22,10 +22,9 @@ use super::calls::{self, Told};
 use super::descriptors::raise_limit;
 use super::plan::Plan;
 use super::preload;
-use super::program::{Becoming, Ending, Found, Program};
-use super::statistics::{Paging, Statistics};
+use super::program::{Becoming, Found, Program};
+use super::statistics::Statistics;
 use super::take_down::take_down_run;
-use super::via::Choice;
 use super::watch::{self, Governed};
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
@@ -142,7 +141,7 @@ impl Run {
         }
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
-        let told = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);
+        let told = Statistics::new(start.elapsed(), paged.told(watched, ending), arguments);
         told.deliver(arguments.summary, statistics);
         if let Some(recording) = &arguments.recording {
             paged.pager.with_fault_log(|log| recording.deliver(log));
@@ -184,16 +183,16 @@ struct Paged {
 
 impl Paged {
     /// What it tells at the end.
-    fn told(&self) -> Paging {
+    fn told(&self, watched: RunReport, ending: Ending) -> EndedRunReport {
         let PagerStatus { device, pager } = self.pager.status();
-        Paging {
+        // Nothing limits the program but the pager, which makes it wait: no kills and no hits.
+        EndedRunReport {
             major_faults: pager.fill.count,
-            // Nothing limits the program but the pager, which makes it wait.
-            out_of_memory_kills: 0,
-            limit_hits: 0,
-            device: json!({ "device": device }),
-            pager: json!(pager),
-            prefetch: Value::Null,
+            device: Some(RunDevice::Volume { device: Box::new(device) }),
+            pager: Some(pager),
+            memory: watched,
+            ending,
+            ..EndedRunReport::default()
         }
     }
 }
@@ -226,8 +225,8 @@ impl Governed for Paged {
         limits::PAGER_BUDGET_INTERVAL
     }
 
-    fn report(&self) -> Value {
-        json!(self.pager.status())
+    fn report(&self) -> Option<PagerStatus> {
+        Some(self.pager.status())
     }
 
     fn volume_status(&self) -> Option<DeviceStatus> {

@@ -6,20 +6,19 @@
 
 use std::time::Instant;
 
-use serde_json::Value;
 use spillway_device::fault_recording::FaultRecording;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::LocalBudget;
 use spillway_machine::{swap_area, swap_list};
+use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::plan::Plan;
-use super::program::{Becoming, Ending, Found, Program};
-use super::statistics::{Paging, Statistics};
+use super::program::{Becoming, Found, Program};
+use super::statistics::Statistics;
 use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
 use super::take_down::take_down_run;
-use super::via::Choice;
 use super::watch;
 use crate::arguments::run::{PrefetchChoice, RunArguments};
 use crate::device::launch::{RunningDevice, launch};
@@ -29,7 +28,7 @@ use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
-use crate::status_socket;
+use crate::status_socket::{self, Question};
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {
@@ -145,15 +144,21 @@ impl Run {
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, &governed, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
-        let paging = Paging {
+        let told = status_socket::ask_report(device.status_socket(), &Question::Status);
+        if let Err(error) = &told {
+            say!("spillway: what the device {} did is not known: {error}", device.path().display());
+        }
+        let paging = EndedRunReport {
             major_faults: group.major_faults(),
             out_of_memory_kills: group.out_of_memory_kills(),
             limit_hits: group.limit_hits(),
-            device: status_socket::ask_status(device.status_socket()).unwrap_or(Value::Null),
-            pager: Value::Null,
-            prefetch: prefetching.report(),
+            device: told.ok().map(RunDevice::Swap),
+            prefetch: Some(prefetching.report()),
+            memory: watched,
+            ending,
+            ..EndedRunReport::default()
         };
-        let told = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
+        let told = Statistics::new(start.elapsed(), paging, arguments);
         told.deliver(arguments.summary, statistics);
         if let (Some(recording), Some(log)) = (recording, log)
             && let Err(error) = log.finish(|log| recording.deliver(log))

@@ -7,20 +7,20 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-use serde_json::Value;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::cgroup::strays::Stray;
 use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::size::human;
+use spillway_pager::pager::PagerStatus;
+use spillway_report::prefetch::PrefetchReport;
+use spillway_report::run::{Choice, RunReport};
 use spillway_volume::running::RunningVolume;
 use spillway_volume::status::DeviceStatus;
 
 use super::program::Program;
 use super::take_down::device_name;
-use super::via::Choice;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::donor_change::{self, KeptOut};
@@ -54,9 +54,9 @@ pub(crate) trait Governed: Sync {
         Vec::new()
     }
 
-    /// What else there is to say; null if no other process says it.
-    fn report(&self) -> Value {
-        Value::Null
+    /// What the pager says, if it is in this process.
+    fn report(&self) -> Option<PagerStatus> {
+        None
     }
 
     /// The state of the volume, if it is in this process.
@@ -74,67 +74,31 @@ pub(crate) trait Governed: Sync {
         None
     }
 
-    /// What prefetching does; null where it is no part of the way.
-    fn prefetch(&self) -> Value {
-        Value::Null
+    /// What prefetching does, where it is a part of the way.
+    fn prefetch(&self) -> Option<PrefetchReport> {
+        None
     }
 }
 
-/// A run at one moment, and its peaks.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct RunReport {
-    /// How memory reaches the program, and why so.
-    pub(crate) via: Option<Choice>,
-    /// The program: what the memory that this run borrows is for.
-    pub(crate) program: String,
-    /// The name by which donors know its memory.
-    pub(crate) volume: String,
-    /// Most that it borrows, if the user said so.
-    pub(crate) lend_bytes_max: Option<u64>,
-    /// The budget as the user wrote it.
-    pub(crate) local: String,
-    /// The limit in force; `None` for no limit.
-    pub(crate) limit_bytes: Option<u64>,
-    /// The largest limit so far.
-    pub(crate) limit_bytes_max: Option<u64>,
-    /// The most that the limit stood beyond the budget because nothing of the group could leave.
-    pub(crate) relief_bytes_max: u64,
-    /// What the program's memory group holds.
-    pub(crate) usage: GroupUsage,
-    /// Local plus lent, without cached files.
-    pub(crate) footprint_bytes: u64,
-    /// The largest footprint seen.
-    pub(crate) footprint_bytes_max: u64,
-    /// The most local memory seen, cached files included.
-    pub(crate) local_bytes_max: u64,
-    /// The most that was paged out.
-    pub(crate) swapped_bytes_max: u64,
-    /// The most local memory seen of processes that went to another memory group.
-    pub(crate) outside_bytes_max: u64,
+/// A run at one moment, and what the user was told.
+#[derive(Debug, Default)]
+struct Watched {
+    report: RunReport,
     /// The memory groups that the user was told of.
-    #[serde(skip)]
-    pub(crate) groups_told: HashSet<PathBuf>,
+    groups_told: HashSet<PathBuf>,
     /// Whether the user was told that all that may be borrowed is.
-    #[serde(skip)]
-    pub(crate) is_told_of_lend: bool,
+    is_told_of_lend: bool,
     /// Whether the user was told that files' pages do not fit.
-    #[serde(skip)]
-    pub(crate) is_told_of_files: bool,
-    /// What the pager says; null over a swap device, which answers for itself.
-    pub(crate) pager: Value,
-    /// What prefetching from swap does; null by the pager, which answers for itself.
-    pub(crate) prefetch: Value,
-    /// The cluster whose donors it uses, as they come and go; null over a swap device, which answers for itself.
-    pub(crate) follows: Option<String>,
+    is_told_of_files: bool,
 }
 
-impl RunReport {
+impl Watched {
     /// What to tell the user, once, of a program whose files' pages go and come all the time: they count in the
     /// limit, leave before memory is paged out, and are read from their files again. That looks like slow paging and
     /// is none.
     fn thrash_of_files(&mut self) -> Option<String> {
-        let limit_bytes = self.limit_bytes?;
-        let read_again_bytes = self.usage.file_refaults * PAGE_SIZE_BYTES as u64;
+        let limit_bytes = self.report.limit_bytes?;
+        let read_again_bytes = self.report.usage.file_refaults * PAGE_SIZE_BYTES as u64;
         if self.is_told_of_files || read_again_bytes < (limit_bytes * THRASH_TIMES).max(THRASH_BYTES_MIN) {
             return None;
         }
@@ -149,9 +113,9 @@ impl RunReport {
 
     /// What to tell the user, once, when the program has at donors what it may have there.
     fn reached_lend(&mut self) -> Option<String> {
-        let most_bytes = self.lend_bytes_max?;
+        let most_bytes = self.report.lend_bytes_max?;
         let spare_bytes = (most_bytes / LEND_SPARE_DIVISOR).max(PAGE_SIZE_BYTES as u64);
-        if self.is_told_of_lend || self.usage.swapped_bytes + spare_bytes < most_bytes {
+        if self.is_told_of_lend || self.report.usage.swapped_bytes + spare_bytes < most_bytes {
             return None;
         }
         self.is_told_of_lend = true;
@@ -165,19 +129,20 @@ impl RunReport {
     /// What to tell the user of processes that went to another memory group, once of each group.
     fn went_outside(&mut self, strays: &[Stray]) -> Vec<String> {
         let outside_bytes = strays.iter().map(|stray| stray.local_bytes).sum();
-        self.outside_bytes_max = self.outside_bytes_max.max(outside_bytes);
+        self.report.outside_bytes_max = self.report.outside_bytes_max.max(outside_bytes);
         let news = strays.iter().filter(|stray| self.groups_told.insert(stray.group.clone()));
         news.map(Stray::describe).collect()
     }
 
     fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
-        self.usage = usage;
-        self.limit_bytes = limit_bytes;
-        self.limit_bytes_max = self.limit_bytes_max.max(limit_bytes);
-        self.footprint_bytes = usage.footprint_bytes();
-        self.footprint_bytes_max = self.footprint_bytes_max.max(self.footprint_bytes);
-        self.local_bytes_max = self.local_bytes_max.max(usage.charged_bytes);
-        self.swapped_bytes_max = self.swapped_bytes_max.max(usage.swapped_bytes);
+        let report = &mut self.report;
+        report.usage = usage;
+        report.limit_bytes = limit_bytes;
+        report.limit_bytes_max = report.limit_bytes_max.max(limit_bytes);
+        report.footprint_bytes = usage.footprint_bytes();
+        report.footprint_bytes_max = report.footprint_bytes_max.max(report.footprint_bytes);
+        report.local_bytes_max = report.local_bytes_max.max(usage.charged_bytes);
+        report.swapped_bytes_max = report.swapped_bytes_max.max(usage.swapped_bytes);
     }
 }
 
@@ -195,7 +160,7 @@ pub(crate) fn watch(
     // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly
     // always; a user who may not raise its priority keeps the ordinary one.
     let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
-    let first = RunReport {
+    let report = RunReport {
         via: Some(choice),
         program: arguments.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
         volume: entry_volume(entry),
@@ -203,28 +168,28 @@ pub(crate) fn watch(
         local: arguments.local.to_string(),
         ..RunReport::default()
     };
-    let report = Mutex::new(first);
+    let watched = Mutex::new(Watched { report, ..Watched::default() });
     let ended = AtomicBool::new(false);
     let server = StatusServer::bind(&entry.status_socket());
     std::thread::scope(|scope| {
         match &server {
-            Ok(server) => drop(scope.spawn(|| answer(server, governed, &report, &ended))),
+            Ok(server) => drop(scope.spawn(|| answer(server, governed, &watched, &ended))),
             Err(error) => say!("spillway: `status` cannot see this run: {error}"),
         }
         let mut interval = Duration::ZERO;
         let begun = Instant::now();
         let mut next_search = begun;
         while !program.wait(interval) {
-            interval = adjust(governed, budget, &report, begun.elapsed());
+            interval = adjust(governed, budget, &watched, begun.elapsed());
             if Instant::now() >= next_search {
-                next_search = search_strays(program, governed, &report);
+                next_search = search_strays(program, governed, &watched);
             }
         }
-        wait_for_left_behind(governed, budget, &report, begun, interruption);
-        adjust(governed, budget, &report, begun.elapsed());
+        wait_for_left_behind(governed, budget, &watched, begun, interruption);
+        adjust(governed, budget, &watched, begun.elapsed());
         ended.store(true, Ordering::SeqCst);
     });
-    report.into_inner().expect("no holder panics")
+    watched.into_inner().expect("no holder panics").report
 }
 
 /// The name of the volume of the run that has this entry.
@@ -237,7 +202,7 @@ fn entry_volume(entry: &Entry) -> String {
 fn wait_for_left_behind(
     governed: &dyn Governed,
     budget: &mut Budget,
-    report: &Mutex<RunReport>,
+    watched: &Mutex<Watched>,
     begun: Instant,
     interruption: &Interruption,
 ) {
@@ -248,12 +213,12 @@ fn wait_for_left_behind(
             say!("spillway: the program ended and left {count} process(es) that live on this run; Ctrl-C ends them");
             is_told = true;
         }
-        std::thread::sleep(adjust(governed, budget, report, begun.elapsed()));
+        std::thread::sleep(adjust(governed, budget, watched, begun.elapsed()));
     }
 }
 
 /// One look at the group, `now` after the begin; gives when to look again.
-fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>, now: Duration) -> Duration {
+fn adjust(governed: &dyn Governed, budget: &mut Budget, watched: &Mutex<Watched>, now: Duration) -> Duration {
     let Ok(usage) = governed.usage() else { return limits::BUDGET_INTERVAL };
     budget.steer(now, &usage);
     if usage.is_stalled && is_machine_short() {
@@ -262,23 +227,23 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
         // Refused only for a moment, and tried again then.
         let _ = governed.set_limit(Some(limit_bytes));
     }
-    let mut report = report.lock().expect("no holder panics");
-    report.take(usage, budget.limit_bytes());
-    report.relief_bytes_max = report.relief_bytes_max.max(budget.relief_bytes());
-    if let Some(told) = report.reached_lend() {
+    let mut watched = watched.lock().expect("no holder panics");
+    watched.take(usage, budget.limit_bytes());
+    watched.report.relief_bytes_max = watched.report.relief_bytes_max.max(budget.relief_bytes());
+    if let Some(told) = watched.reached_lend() {
         say!("spillway: {told}");
     }
-    if let Some(told) = report.thrash_of_files() {
+    if let Some(told) = watched.thrash_of_files() {
         say!("spillway: {told}");
     }
     budget.interval(&usage, |limit_bytes| governed.interval_at_limit(limit_bytes))
 }
 
 /// Looks for processes that went elsewhere; when to do so again, for it takes a look at each process.
-fn search_strays(program: &Program, governed: &dyn Governed, report: &Mutex<RunReport>) -> Instant {
+fn search_strays(program: &Program, governed: &dyn Governed, watched: &Mutex<Watched>) -> Instant {
     let begun = Instant::now();
     let strays = program.process().map(|process| governed.strays(process)).unwrap_or_default();
-    for told in report.lock().expect("no holder panics").went_outside(&strays) {
+    for told in watched.lock().expect("no holder panics").went_outside(&strays) {
         say!("spillway: {told}");
     }
     let ended = Instant::now();
@@ -291,7 +256,7 @@ fn is_machine_short() -> bool {
     Memory::read().is_ok_and(|memory| memory.available_bytes < limits::RELIEF_RESERVE_BYTES)
 }
 
-fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {
+fn answer(server: &StatusServer, governed: &dyn Governed, watched: &Mutex<Watched>, ended: &AtomicBool) {
     let mut kept_out = KeptOut::default();
     let mut changes = ChangeLog::new("run".to_owned());
     while !ended.load(Ordering::SeqCst) {
@@ -304,7 +269,7 @@ fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunRepo
                 volume => donor_change::carry_out(change, volume, &mut kept_out),
             },
             Question::Status => {
-                let now = report.lock().expect("no holder panics").clone();
+                let now = watched.lock().expect("no holder panics").report.clone();
                 Answer::status(&RunReport {
                     pager: governed.report(),
                     prefetch: governed.prefetch(),
@@ -323,53 +288,58 @@ mod tests {
 
     #[test]
     fn peaks_stay_when_the_program_shrinks() {
-        let mut report = RunReport::default();
+        let mut watched = Watched::default();
         let large = GroupUsage { charged_bytes: 100, swapped_bytes: 50, ..GroupUsage::default() };
-        report.take(large, Some(100));
-        report.take(GroupUsage::default(), Some(20));
+        watched.take(large, Some(100));
+        watched.take(GroupUsage::default(), Some(20));
+        let report = watched.report;
         assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
         assert_eq!((report.footprint_bytes, report.limit_bytes, report.limit_bytes_max), (0, Some(20), Some(100)));
     }
 
     #[test]
     fn a_bound_that_is_reached_is_told_once() {
-        let mut report = RunReport { lend_bytes_max: Some(64 << 20), ..RunReport::default() };
+        let mut watched = Watched::default();
+        watched.report.lend_bytes_max = Some(64 << 20);
         let lent = |bytes| GroupUsage { swapped_bytes: bytes, ..GroupUsage::default() };
-        report.take(lent(60 << 20), None);
-        assert_eq!(report.reached_lend(), None);
-        report.take(lent(64 << 20), None);
-        let told = report.reached_lend().unwrap();
+        watched.take(lent(60 << 20), None);
+        assert_eq!(watched.reached_lend(), None);
+        watched.take(lent(64 << 20), None);
+        let told = watched.reached_lend().unwrap();
         assert!(told.contains("--lend 64 MiB") && told.contains("stays in local memory"), "{told}");
-        assert_eq!(report.reached_lend(), None, "once");
-        let mut unbounded = RunReport { lend_bytes_max: None, is_told_of_lend: false, ..report };
-        assert_eq!(unbounded.reached_lend(), None);
+        assert_eq!(watched.reached_lend(), None, "once");
+        watched.is_told_of_lend = false;
+        assert!(watched.reached_lend().is_some());
+        (watched.report.lend_bytes_max, watched.is_told_of_lend) = (None, false);
+        assert_eq!(watched.reached_lend(), None, "no bound");
     }
 
     #[test]
     fn groups_that_processes_went_to_are_told_of_once() {
-        let mut report = RunReport::default();
+        let mut watched = Watched::default();
         let stray = |process, group: &str| Stray { process, group: group.into(), local_bytes: 5 << 20, is_back: false };
-        assert_eq!(report.went_outside(&[]), Vec::<String>::new());
-        let told = report.went_outside(&[stray(7, "/a"), stray(8, "/a"), stray(9, "/b")]);
+        assert_eq!(watched.went_outside(&[]), Vec::<String>::new());
+        let told = watched.went_outside(&[stray(7, "/a"), stray(8, "/a"), stray(9, "/b")]);
         assert!(told.len() == 2 && told[0].contains("process 7") && told[1].contains("/b"), "{told:?}");
-        assert_eq!(report.outside_bytes_max, 15 << 20);
-        assert_eq!(report.went_outside(&[stray(10, "/b")]), Vec::<String>::new());
-        assert_eq!(report.outside_bytes_max, 15 << 20);
+        assert_eq!(watched.report.outside_bytes_max, 15 << 20);
+        assert_eq!(watched.went_outside(&[stray(10, "/b")]), Vec::<String>::new());
+        assert_eq!(watched.report.outside_bytes_max, 15 << 20);
     }
 
     #[test]
     fn files_that_do_not_fit_are_told_of_once() {
-        let mut report = RunReport::default();
+        let mut watched = Watched::default();
         let pages = |bytes: u64| bytes / PAGE_SIZE_BYTES as u64;
         let usage = |bytes| GroupUsage { file_refaults: pages(bytes), ..GroupUsage::default() };
-        report.take(usage(THRASH_BYTES_MIN - 4096), Some(32 << 20));
-        assert_eq!(report.thrash_of_files(), None);
-        report.take(usage(THRASH_BYTES_MIN.max(THRASH_TIMES * (32 << 20))), Some(32 << 20));
-        let told = report.thrash_of_files().unwrap();
+        watched.take(usage(THRASH_BYTES_MIN - 4096), Some(32 << 20));
+        assert_eq!(watched.thrash_of_files(), None);
+        watched.take(usage(THRASH_BYTES_MIN.max(THRASH_TIMES * (32 << 20))), Some(32 << 20));
+        let told = watched.thrash_of_files().unwrap();
         assert!(told.contains("pages of files, not memory") && told.contains("limit of 32 MiB"), "{told}");
-        assert_eq!(report.thrash_of_files(), None, "once");
-        report.take(usage(1 << 40), None);
-        assert_eq!(RunReport { is_told_of_files: false, ..report }.thrash_of_files(), None, "no limit");
+        assert_eq!(watched.thrash_of_files(), None, "once");
+        watched.take(usage(1 << 40), None);
+        watched.is_told_of_files = false;
+        assert_eq!(watched.thrash_of_files(), None, "no limit");
     }
 
     /// A process that is needed for so many looks.
@@ -397,10 +367,10 @@ mod tests {
 
     #[test]
     fn a_program_left_behind_keeps_its_budget_until_it_ends() {
-        let (needed, report) = (Needed(3.into()), Mutex::new(RunReport::default()));
+        let (needed, watched) = (Needed(3.into()), Mutex::new(Watched::default()));
         let mut budget = Budget::new("50%".parse().unwrap());
-        wait_for_left_behind(&needed, &mut budget, &report, Instant::now(), &Interruption::default());
+        wait_for_left_behind(&needed, &mut budget, &watched, Instant::now(), &Interruption::default());
         assert_eq!(needed.dependents(), 0);
-        assert_eq!(report.into_inner().unwrap().limit_bytes, Some(512 << 20));
+        assert_eq!(watched.into_inner().unwrap().report.limit_bytes, Some(512 << 20));
     }
 }

@@ -26,6 +26,7 @@ use landlock::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
+use spillway_report::donor::SandboxReport;
 
 use crate::failure::Failure;
 
@@ -94,7 +95,7 @@ impl std::fmt::Display for SandboxChoice {
 }
 
 /// How far a process is in its sandbox, for `status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sandbox {
     /// `on`; `threads`, if the threads that serve others are in it and the rest of the process is not; `partly on`; or
     /// `off`.
@@ -104,6 +105,11 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
+    /// For `status`.
+    pub(crate) fn report(&self) -> SandboxReport {
+        SandboxReport { state: self.state.to_owned(), why: self.why.clone() }
+    }
+
     /// None, for this reason.
     pub(crate) fn off(why: &str) -> Self {
         Self { state: "off", why: vec![why.to_owned()] }

@@ -8,15 +8,14 @@ use std::time::Instant;
 
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
+use spillway_report::status::Item;
 use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
 use crate::failure::Failure;
-use crate::limits;
-use crate::output;
 use crate::registry::{Kind, Registry};
-use crate::status;
+use crate::{limits, output, status};
 
 /// The unit of the package.
 const SERVICE: &str = "spillway.service";
@@ -97,7 +96,7 @@ fn last_complaint(journal: &str) -> Option<&str> {
 pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     let deadline = Instant::now() + limits::SETUP_DEADLINE;
-    let is_running = |kind: Kind, wanted: &dyn Fn(&status::Item) -> bool| {
+    let is_running = |kind: Kind, wanted: &dyn Fn(&Item) -> bool| {
         status::collect(&registry, Some(kind), &|item| item.state == "running" && wanted(item))
             .is_ok_and(|items| !items.is_empty())
     };
@@ -133,7 +132,7 @@ pub(crate) fn wait_until_running(answers: &Answers) -> Result<(), Failure> {
         return output::text("the agent runs\n");
     }
     output::text("the agent runs; waiting for a machine that lends\n")?;
-    if !wait_until(deadline, || is_running(Kind::Device, &status::Item::is_swap)) {
+    if !wait_until(deadline, || is_running(Kind::Device, &Item::is_swap)) {
         return Err(late("swap is not on: no machine of the cluster lends yet"));
     }
     output::text("swap is on\n")

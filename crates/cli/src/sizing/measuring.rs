@@ -6,17 +6,18 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use serde_json::Value;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_report::format;
+use spillway_report::run::{EndedRunReport, Ending};
 
 use super::tell_all;
 use super::trials::{SHARES_PERCENT, Trial, Trials};
 use crate::arguments::sizing::SizingArguments;
 use crate::failure::{EXIT_DONE, Failure};
 use crate::output::say;
-use crate::run::program::{self, Ending};
+use crate::run::program;
 
 /// How often it is looked whether a run has ended: what its time is known by.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -51,10 +52,12 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
         trial(arguments, local, directory.path(), &interruption)
     };
     let all = run(0, "all of its memory", "100%")?;
-    let footprint_bytes = all.footprint_bytes;
-    let of_run =
-        |percent: u32, bytes: u64, Measured { seconds, page_ins, .. }| Trial { percent, bytes, seconds, page_ins };
-    let mut trials = vec![of_run(SHARES_PERCENT[0], footprint_bytes, all)];
+    let footprint_bytes = all.memory.footprint_bytes_max;
+    let of_run = |percent: u32, bytes: u64, run: &EndedRunReport| {
+        let (seconds, page_ins) = (run.wall_seconds, run.major_faults);
+        Trial { percent, bytes, seconds, page_ins }
+    };
+    let mut trials = vec![of_run(SHARES_PERCENT[0], footprint_bytes, &all)];
     let mut left_out_percent = Vec::new();
     for (index, percent) in SHARES_PERCENT.into_iter().enumerate().skip(1) {
         let bytes = footprint_bytes * u64::from(percent) / 100;
@@ -62,33 +65,19 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
             left_out_percent.push(percent);
             continue;
         }
-        trials.push(of_run(percent, bytes, run(index, &human(bytes), &bytes.to_string())?));
+        trials.push(of_run(percent, bytes, &run(index, &human(bytes), &bytes.to_string())?));
     }
     let trials = Trials { seconds_alone, footprint_bytes, trials, left_out_percent };
     tell_all(arguments, &trials, &trials.report(), &trials.told())?;
     Ok(ending)
 }
 
-/// What a run says of itself.
-struct Measured {
-    seconds: f64,
-    page_ins: u64,
-    footprint_bytes: u64,
-}
-
-impl Measured {
-    fn read(statistics: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read(statistics).map_err(|error| Failure::during("what the run tells", error))?;
-        let told: Value =
-            serde_json::from_slice(&text).map_err(|error| Failure::during("what the run tells", error))?;
-        let number = |pointer: &str| told.pointer(pointer).and_then(Value::as_f64);
-        let (seconds, faults) = (number("/wall_seconds"), number("/major_faults"));
-        let footprint = number("/memory/footprint_bytes_max");
-        let (Some(seconds), Some(page_ins), Some(footprint)) = (seconds, faults, footprint) else {
-            return Err(Failure::failed("a run did not tell what it took; this is a fault of spillway"));
-        };
-        Ok(Self { seconds, page_ins: page_ins as u64, footprint_bytes: footprint as u64 })
-    }
+/// Reads what a run says of itself.
+fn read(statistics: &Path) -> Result<EndedRunReport, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::during("what the run tells", error);
+    let text = std::fs::read(statistics).map_err(|error| failed(&error))?;
+    let report = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
+    format::read(&report).map_err(|error| failed(&error))
 }
 
 fn trial(
@@ -96,7 +85,7 @@ fn trial(
     local: &str,
     directory: &Path,
     interruption: &Interruption,
-) -> Result<Measured, Failure> {
+) -> Result<EndedRunReport, Failure> {
     let spillway = std::env::current_exe().map_err(|error| Failure::during("finding spillway itself", error))?;
     let (statistics, errors) = (directory.join("statistics.json"), directory.join("errors"));
     let mut command = Command::new(spillway);
@@ -123,7 +112,7 @@ fn trial(
         let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
         return Err(Failure::failed(format!("the run with {local} local failed ({status}); its last words:\n{last}")));
     }
-    Measured::read(&statistics)
+    read(&statistics)
 }
 
 /// Runs it to its end. A signal that is meant for us is given on, and ends the measuring.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use spillway_machine::interruption::Interruption;
 use spillway_policy::sizing::shards::{SAMPLED_PAGES_MAX, Shards};
+use spillway_report::run::Ending;
 
 use self::finding::{Finding, Source};
 use self::members::Members;
@@ -30,7 +31,7 @@ use crate::failure::{EXIT_DONE, Failure};
 use crate::limits::{SIZING_PAGE_IN_US, SIZING_SECONDS};
 use crate::output;
 use crate::output_file::OutputFile;
-use crate::run::program::{self, Becoming, Ending, Program};
+use crate::run::program::{self, Becoming, Program};
 use crate::trace::loaded::Loaded;
 
 /// How often it is looked whether the user wants it to end.

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_report::kind::Report;
 
-use crate::observation::{Thing, Told};
+use crate::observation::Thing;
 
 /// Counters of one thing, since it began or between two looks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,8 +45,8 @@ impl Counts {
     /// What a thing has counted, if it has a volume.
     pub(crate) fn of(thing: &Thing) -> Option<Self> {
         let traffic = &thing.volume()?.traffic;
-        let faults = match &thing.told {
-            Told::Run(run) => run.pager.as_ref().map(|pager| &pager.pager.fill.latency),
+        let faults = match &thing.report {
+            Report::Run(run) => run.pager.as_ref().map(|pager| &pager.pager.fill.latency),
             _ => None,
         };
         Some(Self {

@@ -8,11 +8,12 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use ratatui::layout::Rect;
 use ratatui::style::Color;
+use spillway_report::kind::Report;
 
 use super::controls::Controls;
 use super::draw::{Caption, everything, rows_of_all, screen, text};
 use super::model::{Choices, Model, View};
-use crate::observation::{Observation, Told, examples};
+use crate::observation::{Observation, examples};
 
 /// A machine with so many runs, whose pages come at a growing rate.
 fn view(runs: usize, looks: u64, filter: &str) -> View {
@@ -107,7 +108,7 @@ fn an_idle_machine_is_drawn_as_one() {
 #[test]
 fn what_is_degraded_is_red_and_marked() {
     let mut observation = examples::observation(1);
-    if let Told::Device(report) = &mut observation.things[1].told {
+    if let Report::Device(report) = &mut observation.things[1].report {
         report.device.health = "no donor is connected: pages go to the disk only".to_owned();
     }
     let mut model = Model::default();

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_report::kind::Report;
 use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
 
 use super::counts::Flow;
-use crate::observation::{self, Observation, RunFigures, Thing, Told};
+use crate::observation::{self, Observation, Thing};
 use crate::registry::Kind;
 
 /// A program under `run`, or a device that belongs to none.
@@ -16,7 +17,7 @@ pub(crate) struct Program {
     /// `pager` or `swap` (how memory reaches a run), `run` (not known), or `device`.
     pub(crate) kind: &'static str,
     /// As `status` has it.
-    pub(crate) state: &'static str,
+    pub(crate) state: String,
     /// Local memory, of a run.
     pub(crate) local_bytes: Option<u64>,
     /// Memory at donors, or on the disk.
@@ -108,7 +109,7 @@ pub(crate) fn programs(observation: &Observation, flow: &dyn Fn(&Thing) -> Flow)
         Program {
             name: thing.title(),
             kind: kind(thing),
-            state: thing.state,
+            state: thing.state.clone(),
             flow: flow(served),
             health: volume.map(|volume| volume.health.clone()).unwrap_or_default(),
             is_well: thing.state == "running" && volume.is_none_or(observation::is_well),
@@ -123,12 +124,8 @@ fn is_run(thing: &Thing, name: &str) -> bool {
 }
 
 fn kind(thing: &Thing) -> &'static str {
-    match &thing.told {
-        Told::Run(run) => match run.via.as_ref().map(|via| via.way.as_str()) {
-            Some("pager") => "pager",
-            Some("swap") => "swap",
-            _ => "run",
-        },
+    match &thing.report {
+        Report::Run(run) => run.via.as_ref().map_or("run", |via| via.way.name()),
         _ if thing.kind == Kind::Run => "run",
         _ => "device",
     }
@@ -137,9 +134,9 @@ fn kind(thing: &Thing) -> &'static str {
 /// Where its memory is: of a run by its own count, of a device what it stores.
 fn memory(thing: &Thing, volume: Option<&DeviceStatus>) -> Program {
     let stored_bytes = volume.map_or(0, |volume| volume.pages_stored * PAGE_SIZE_BYTES as u64);
-    match &thing.told {
-        Told::Run(run) => {
-            let RunFigures { usage, .. } = &**run;
+    match &thing.report {
+        Report::Run(run) => {
+            let usage = &run.usage;
             Program { local_bytes: Some(usage.charged_bytes), lent_bytes: usage.swapped_bytes, ..Program::default() }
         }
         _ => Program { lent_bytes: stored_bytes, ..Program::default() },
@@ -226,8 +223,10 @@ pub(crate) fn troubles(observation: &Observation) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::run::{Choice, Way};
+
     use super::*;
-    use crate::observation::{RunVia, examples};
+    use crate::observation::examples;
 
     fn rows(observation: &Observation) -> Vec<Program> {
         programs(observation, &|thing| Flow { pages_in: thing.name.len() as f64, ..Flow::default() })
@@ -236,14 +235,14 @@ mod tests {
     #[test]
     fn a_run_over_a_swap_device_and_its_device_are_one_row() {
         let mut device = examples::device("run-77-device", 10);
-        if let Told::Device(report) = &mut device.told {
+        if let Report::Device(report) = &mut device.report {
             report.run = Some("77".to_owned());
             report.device.health = "disk only".to_owned();
         }
         let mut run = examples::run("77", 0);
         run.program = Some("sort".to_owned());
-        if let Told::Run(figures) = &mut run.told {
-            (figures.pager, figures.via) = (None, Some(RunVia { way: "swap".to_owned() }));
+        if let Report::Run(figures) = &mut run.report {
+            (figures.pager, figures.via) = (None, Some(Choice { way: Way::Swap, reason: String::new() }));
         }
         let observation = Observation { memory: None, things: vec![run, device] };
         let rows = rows(&observation);
@@ -262,8 +261,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_in_words() {
         let mut observation = examples::observation(10);
-        observation.things[0].state = "silent";
-        if let Told::Device(report) = &mut observation.things[1].told {
+        observation.things[0].state = "silent".to_owned();
+        if let Report::Device(report) = &mut observation.things[1].report {
             report.device.health = "1 slabs wait for a copy".to_owned();
             report.device.donors[0].latency.is_slow = true;
             report.device.donors[0].latency.waiting_us = 2e6;

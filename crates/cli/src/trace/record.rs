@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use spillway_machine::size::human;
 use spillway_policy::trace::Kind;
+use spillway_report::run::Ending;
 
 use crate::arguments::run::PrefetchChoice;
 use crate::arguments::trace::RecordArguments;
 use crate::failure::Failure;
 use crate::limits::TRACE_BYTES_MAX;
 use crate::run;
-use crate::run::program::Ending;
 use crate::run::recording::Recording;
 use crate::trace_file::TraceFile;
 

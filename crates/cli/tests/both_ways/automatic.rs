@@ -1,7 +1,5 @@
 //! A budget that follows what the program loses to page-ins.
 
-use serde_json::Value;
-
 use crate::VIA;
 use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, UNTIL_TOLD, skip};
@@ -33,13 +31,12 @@ fn a_budget_shrinks_while_memory_is_idle_and_grows_when_all_of_it_is_used() {
     let options = ["--local", "auto", "--slowdown", slowdown(), "--lend", "256M", "--slab-size", "4M"];
     let program = [verifier, &megabytes, UNTIL_TOLD, "7", "half"];
     let mut running = Running::start(&mut stage.run(&options, &program));
-    let run = |pointer: &str| stage.items("run").first()?.pointer(pointer).and_then(Value::as_u64);
     running.wait_until("its budget to shrink", || {
-        let (limit, lent) = (run("/report/limit_bytes")?, run("/report/usage/swapped_bytes")?);
-        (limit < SHRUNK_BYTES && lent > 8 << 20).then_some(())
+        let run = stage.run_now()?;
+        (run.limit_bytes? < SHRUNK_BYTES && run.usage.swapped_bytes > 8 << 20).then_some(())
     });
     running.signal("USR2");
-    running.wait_until("its budget to grow", || (run("/report/limit_bytes")? >= MEBIBYTES << 20).then_some(()));
+    running.wait_until("its budget to grow", || (stage.run_now()?.limit_bytes? >= MEBIBYTES << 20).then_some(()));
     let statistics = stage.end_verifier(running);
     let faults = if VIA == "pager" { &statistics["pager"]["fill"]["count"] } else { &statistics["major_faults"] };
     assert!(faults.as_u64() > Some(0), "{statistics:#}");

@@ -7,6 +7,10 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use rustix::fs::FlockOperation;
 use serde_json::Value;
+use spillway_pager::statistics::PagerStatistics;
+use spillway_report::kind::{Kind, Report};
+use spillway_report::run::RunReport;
+use spillway_report::status::Item;
 
 use crate::VIA;
 use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
@@ -221,17 +225,16 @@ impl Stage {
         self.donors.iter().flat_map(|donor| ["--donor".to_owned(), address(donor)]).collect()
     }
 
-    /// `spillway status --json`.
-    pub(crate) fn status(&self) -> Value {
-        let said = support::run(&mut self.spillway(&["status", "--json"])).done("status");
-        serde_json::from_slice(&said.output).expect("status is JSON")
+    /// What `spillway status` lists.
+    pub(crate) fn status(&self) -> Vec<Item> {
+        support::status(&mut self.spillway(&["status"]))
     }
 
     /// Bytes that the donors lend together, as soon as each of them tells: `status` says nothing of one that a busy
     /// machine keeps from answering in time.
     pub(crate) fn lent_bytes(&self) -> Option<u64> {
         let donors = self.items("donor");
-        let lent = |item: &Value| item.pointer("/report/donor/lent_bytes")?.as_u64();
+        let lent = |item: &Item| Some(item.read().ok()?.donor()?.lent_bytes);
         if donors.is_empty() { None } else { donors.iter().map(lent).sum() }
     }
 
@@ -241,33 +244,39 @@ impl Stage {
     }
 
     /// The items of one kind in `status`.
-    pub(crate) fn items(&self, kind: &str) -> Vec<Value> {
-        let status = self.status();
-        let items = status["items"].as_array().expect("items are a list");
-        items.iter().filter(|item| item["kind"] == kind).cloned().collect()
+    pub(crate) fn items(&self, kind: &str) -> Vec<Item> {
+        self.status().into_iter().filter(|item| item.kind.word() == kind).collect()
+    }
+
+    /// The report of the run, as soon as it answers.
+    pub(crate) fn run_now(&self) -> Option<RunReport> {
+        match self.items("run").first()?.read().expect("this release wrote it") {
+            Report::Run(report) => Some(*report),
+            _ => None,
+        }
+    }
+
+    /// What the run's pager did so far.
+    pub(crate) fn pager_now(&self) -> Option<PagerStatistics> {
+        Some(self.run_now()?.pager?.pager)
     }
 
     /// Waits until so much of a run's program is lent that losing something means something.
     pub(crate) fn wait_lent(&self, running: &mut Running, least_bytes: u64) {
-        running.wait_until("pages to be lent", || {
-            let lent = self.items("run").first()?.pointer("/report/usage/swapped_bytes")?.as_u64()?;
-            (lent > least_bytes).then_some(())
-        });
+        running.wait_until("pages to be lent", || (self.run_now()?.usage.swapped_bytes > least_bytes).then_some(()));
     }
 
     /// What lies under the program, as it tells of itself: a device of its own, or the pager's volume. Null while
     /// nothing answers: `status` says nothing of a process that a busy machine keeps from answering in time.
     pub(crate) fn device_now(&self) -> Value {
         // Other donors than the run's need not be asked for a device: one that is stopped does not answer for a while.
-        let (question, kind, report) = match VIA {
-            "pager" => (&["status", "--json"][..], "run", "/report/pager/device"),
-            _ => (&["device", "status", "--json"][..], "device", "/report/device"),
+        let (question, kind) = match VIA {
+            "pager" => (&["status"][..], Kind::Run),
+            _ => (&["device", "status"][..], Kind::Device),
         };
-        let said = support::run(&mut self.spillway(question)).done("status");
-        let status: Value = serde_json::from_slice(&said.output).expect("status is JSON");
-        let mut items = status["items"].as_array().expect("items are a list").iter();
-        let item = items.find(|item| item["kind"] == kind);
-        item.and_then(|item| item.pointer(report)).cloned().unwrap_or_default()
+        let items = support::status(&mut self.spillway(question));
+        let report = items.iter().find(|item| item.kind == kind).and_then(|item| item.read().ok());
+        report.as_ref().and_then(Report::volume).map(|volume| serde_json::json!(volume)).unwrap_or_default()
     }
 
     /// [`Stage::device_now`], as soon as there is something.
@@ -277,13 +286,8 @@ impl Stage {
 
     /// Nothing but donors may be left: no entry, no device of a process that is gone.
     pub(crate) fn assert_clean(&self) {
-        let status = self.status();
-        let left: Vec<&Value> = status["items"]
-            .as_array()
-            .expect("items are a list")
-            .iter()
-            .filter(|item| item["kind"] != "donor")
-            .collect();
+        let mut left = self.status();
+        left.retain(|item| item.kind != Kind::Donor);
         assert!(left.is_empty(), "left behind: {left:#?}");
         // Loop devices, mounts and memory groups of the last run; those of other processes are not ours to judge.
         let Ok(text) = fs::read(self.disk().join("statistics.json")) else { return };

@@ -7,11 +7,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
-use serde_json::Value;
-
 use crate::both_ways::stage::Stage;
 use crate::support::{self, wait_until};
+use rustix::fs::OFlags;
+use serde_json::Value;
 
 const PAGE: usize = 4096;
 const DEVICE_PAGES: u64 = (64 << 20) / PAGE as u64;
@@ -126,7 +125,7 @@ fn device_on(stage: &mut Stage, redundancy: &str) -> PathBuf {
 }
 
 fn report(stage: &Stage) -> Option<Value> {
-    stage.items("device").first().map(|item| item["report"].clone()).filter(Value::is_object)
+    stage.items("device").first().map(|item| item.report.clone()).filter(Value::is_object)
 }
 
 /// How often the device's process was started again, as its status says.

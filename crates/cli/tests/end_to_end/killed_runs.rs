@@ -36,10 +36,7 @@ fn a_killed_run_is_taken_down_by_others() {
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9));
     // Its device's process notices, and everything goes without a command.
-    wait_until("the remains to go", || {
-        let status = stage.status();
-        status["items"].as_array().unwrap().is_empty().then_some(())
-    });
+    wait_until("the remains to go", || stage.status().is_empty().then_some(()));
     stage.assert_clean();
 }
 
@@ -57,7 +54,7 @@ fn lending(stage: &Stage, frontend: &str) -> Running {
 fn assert_mended(stage: &Stage) {
     wait_until("mending to succeed", || {
         let said = support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
-        (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
+        (said.status.success() && stage.status().is_empty()).then_some(())
     });
     stage.assert_clean();
 }
@@ -66,14 +63,11 @@ fn assert_mended(stage: &Stage) {
 fn a_run_killed_with_all_its_helpers_is_mended() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let running = lending(&stage, "auto");
-    let helpers: Vec<u64> = ["device", "donor"]
-        .iter()
-        .flat_map(|kind| stage.items(kind))
-        .map(|item| item["pid"].as_u64().unwrap())
-        .collect();
+    let helpers: Vec<u32> =
+        ["device", "donor"].into_iter().flat_map(|kind| stage.items(kind)).filter_map(|item| item.pid).collect();
     assert_eq!(helpers.len(), 4);
     for pid in helpers {
-        support::signal(u32::try_from(pid).unwrap(), "KILL");
+        support::signal(pid, "KILL");
     }
     running.signal("KILL");
     running.end();

@@ -22,7 +22,7 @@ pub(super) fn swap_on_with(stage: &Stage, more: &[&str]) {
 
 /// What lies in the stage's swap area.
 pub(super) fn used_bytes(stage: &Stage) -> Option<u64> {
-    stage.items("device").first()?["swap"]["used_bytes"].as_u64()
+    stage.items("device").first()?.swap.as_ref().map(|area| area.used_bytes)
 }
 
 /// A memory group of the test's own, because only what is limited is paged out.
@@ -89,9 +89,7 @@ fn every_page_comes_back_when_the_devices_keeper_alone_was_killed() {
         let owner = fs::read(stage.registry().join("device-swap/owner.json")).unwrap();
         let keeper = serde_json::from_slice::<serde_json::Value>(&owner).unwrap()["pid"].as_u64().unwrap();
         support::signal(keeper as u32, "KILL");
-        wait_until("the status to tell of it", || {
-            (stage.items("device").first()?["state"] == "orphaned").then_some(())
-        });
+        wait_until("the status to tell of it", || (stage.items("device").first()?.state == "orphaned").then_some(()));
         assert!(used_bytes(stage).is_some_and(|bytes| bytes > 0), "its swap goes on");
     });
 }
@@ -147,15 +145,15 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
     agent.wait_until("the agent's swap device", || used_bytes(&stage));
     // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it
     // over.
-    let device = stage.items("device")[0]["pid"].clone();
+    let device = stage.items("device")[0].pid;
     agent.signal("KILL");
     agent.end();
     support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
-    assert_eq!(stage.items("device")[0]["pid"], device, "the device works on");
+    assert_eq!(stage.items("device")[0].pid, device, "the device works on");
     let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
     agent.wait_until("the next agent's donor to lend", || {
         let agents = stage.items("agent");
-        (agents.first()?["report"]["donor"]["sessions"].as_array()?.len() == 1).then_some(())
+        (agents.first()?.read().ok()?.donor()?.sessions.len() == 1).then_some(())
     });
     // Taken out of the configuration it is brought back, and put in again it is on again.
     let without = text.split("[borrower]").next().unwrap();

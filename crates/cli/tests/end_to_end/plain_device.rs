@@ -97,12 +97,12 @@ fn a_transport_that_was_asked_for_is_taken_and_told() {
         // The donors see it from their side, and count what went through a socket.
         let donors = wait_until("both donors to tell of their sessions", || {
             let donors = stage.items("donor");
-            donors.iter().all(|donor| donor["report"]["donor"]["sessions"][0].is_object()).then_some(donors)
+            donors.iter().all(|donor| donor.report["donor"]["sessions"][0].is_object()).then_some(donors)
         });
         for donor in &donors {
-            let session = &donor["report"]["donor"]["sessions"][0];
-            assert_eq!(session["transport"], transport, "{donor:#}");
-            assert_eq!(session["written_bytes"].is_u64(), transport == "tcp", "{donor:#}");
+            let session = &donor.report["donor"]["sessions"][0];
+            assert_eq!(session["transport"], transport, "{donor:#?}");
+            assert_eq!(session["written_bytes"].is_u64(), transport == "tcp", "{donor:#?}");
         }
         device_off(&stage);
     }

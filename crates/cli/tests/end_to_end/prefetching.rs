@@ -4,11 +4,10 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use serde_json::Value;
-
 use super::machine_swap::{Group, swap_on_with};
 use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, wait_until};
+use serde_json::Value;
 
 /// What the kernel reads ahead from swap.
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
@@ -137,7 +136,7 @@ fn read_ahead_is_put_back_for_a_killed_run() {
     let mut running = Running::start(&mut stage.run(&options, &program));
     stage.wait_lent(&mut running, 8 << 20);
     let run = stage.items("run").remove(0);
-    let is_prefetching = is_active(&run["report"]["prefetch"]);
+    let is_prefetching = is_active(&run.report["prefetch"]);
     assert_eq!(page_cluster(), if is_prefetching { "0" } else { DEFAULT });
     running.signal("KILL");
     let entry = stage.registry().join(format!("run-{}", running.pid()));
@@ -164,7 +163,7 @@ fn walk_in_group(stage: &Stage, group: &Group) -> u64 {
 /// What the swap device tells of prefetching.
 fn told(stage: &Stage) -> Value {
     wait_until("the swap device to tell", || {
-        Some(stage.items("device").first()?["report"]["prefetch"].clone()).filter(Value::is_object)
+        Some(stage.items("device").first()?.report["prefetch"].clone()).filter(Value::is_object)
     })
 }
 

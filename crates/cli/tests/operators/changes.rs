@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 
+use spillway_report::kind::Kind;
+
 use super::pseudo_terminal::PseudoTerminal;
 use super::stage::Stage;
 use crate::support::{Running, wait_until};
@@ -72,14 +74,11 @@ fn a_terminal_shows_how_far_the_missing_copies_are_and_a_pipe_gets_lines() {
     stage.device_on();
     stage.copy();
     stage.kill_second();
-    let report = |stage: &Stage| {
+    wait_until("copies to be missing", || {
         let items = stage.items();
-        items
-            .iter()
-            .find(|item| item["kind"] == "device")
-            .map(|item| item["report"]["device"]["slabs"]["degraded"].clone())
-    };
-    wait_until("copies to be missing", || (report(&stage)?.as_u64() > Some(0)).then_some(()));
+        let report = items.iter().find(|item| item.kind == Kind::Device)?.read().ok()?;
+        (report.volume()?.slabs.degraded > 0).then_some(())
+    });
     let mut terminal = PseudoTerminal::start(&stage.spillway(&["status", "--wait"]));
     let lines = Running::start(&mut stage.spillway(&["status", "--wait"]));
     let silent = Running::start(&mut stage.spillway(&["status", "--wait", "--json"]));

@@ -9,9 +9,7 @@ use crate::support::{has_program, skip, wait_until};
 
 /// Where the agent says that its metrics are.
 fn url(stage: &Stage) -> String {
-    let items = stage.items();
-    let agent = items.iter().find(|item| item["kind"] == "agent").expect("the agent");
-    agent["report"]["metrics"].as_str().expect("the agent tells where").to_owned()
+    stage.agent().metrics.expect("the agent tells where")
 }
 
 /// The text at a URL, without its head.
@@ -55,9 +53,7 @@ fn a_scrape_says_what_status_says_and_tells_of_a_lost_donor() {
     let counted = value(&page, &format!("spillway_device_request_latency_seconds_count{reads}"));
     assert!(requests > Some(0.0) && requests == counted, "{requests:?} and {counted:?}: {page}");
     let lent = |page: &str| value(page, "spillway_donor_lent_bytes{donor=\"agent\"}");
-    let items = stage.items();
-    let agent = items.iter().find(|item| item["kind"] == "agent").unwrap();
-    assert_eq!(lent(&page), agent["report"]["donor"]["lent_bytes"].as_f64());
+    assert_eq!(lent(&page), stage.agent().donor.map(|donor| donor.lent_bytes as f64));
     assert!(lent(&page) >= Some(COPIED_BYTES as f64));
 
     stage.kill_second();

@@ -11,9 +11,7 @@ use crate::support::{self, wait_until};
 
 /// Where the agent says that its page is.
 fn url(stage: &Stage) -> String {
-    let items = stage.items();
-    let agent = items.iter().find(|item| item["kind"] == "agent").expect("the agent");
-    agent["report"]["page"].as_str().expect("the agent tells where").to_owned()
+    stage.agent().page.expect("the agent tells where")
 }
 
 fn figures(url: &str) -> Value {

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use serde_json::Value;
+use spillway_report::donor::AgentReport;
+use spillway_report::kind::Kind;
+use spillway_report::status::Item;
 
 use crate::support::{self, Running, has_program, skip, wait_until};
 
@@ -38,7 +40,7 @@ impl Stage {
         stage.start_second();
         wait_until("both donors", || {
             let items = stage.items();
-            (items.len() == 2 && items.iter().all(|item| item["report"]["donor"].is_object())).then_some(())
+            (items.len() == 2 && items.iter().all(|item| item.report["donor"].is_object())).then_some(())
         });
         Some(stage)
     }
@@ -68,10 +70,15 @@ impl Stage {
     }
 
     /// What `status` lists.
-    pub(crate) fn items(&self) -> Vec<Value> {
-        let said = support::run(&mut self.spillway(&["status", "--json"])).done("status");
-        let status: Value = serde_json::from_slice(&said.output).unwrap();
-        status["items"].as_array().unwrap().clone()
+    pub(crate) fn items(&self) -> Vec<Item> {
+        support::status(&mut self.spillway(&["status"]))
+    }
+
+    /// What the agent says of itself.
+    pub(crate) fn agent(&self) -> AgentReport {
+        let items = self.items();
+        let agent = items.iter().find(|item| item.kind == Kind::Agent).expect("the agent");
+        serde_json::from_value(agent.report.clone()).expect("the agent answers")
     }
 
     /// Serves a device with a copy at each donor.

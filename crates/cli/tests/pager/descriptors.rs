@@ -71,11 +71,7 @@ fn programs_beyond_those_that_can_be_paged_run_and_the_user_is_told_once() {
     let mut running =
         Running::start(&mut stage.run(&["--local", "50%", "--lend", "64M", "--slab-size", "4M"], &program));
     let told = format!("{PROGRAMS_MAX} processes are paged, and no more can be");
-    running.wait_until("the user to be told", || {
-        let runs = stage.items("run");
-        let failures = runs.first()?["report"]["pager"]["pager"]["failures"].to_string();
-        failures.contains(&told).then_some(())
-    });
+    running.wait_until("the user to be told", || stage.pager_now()?.failures.join("; ").contains(&told).then_some(()));
     std::fs::write(end, "").unwrap();
     let said = running.end().done("a crowd");
     let mut numbers: Vec<u32> = said.text().lines().map(|line| line.parse().unwrap()).collect();

@@ -38,7 +38,7 @@ fn wait_away(running: &mut Running, verifier: &Path) {
 
 /// Waits until members have read pages that were elsewhere, from now on.
 fn wait_read(stage: &Stage, running: &mut Running) {
-    let reads = || stage.items("run").first()?.pointer("/report/pager/pager/fill/count")?.as_u64();
+    let reads = || stage.pager_now().map(|pager| pager.fill.count);
     let before = running.wait_until("its statistics", reads);
     running.wait_until("pages to be read", || (reads()? > before + PAGES_READ).then_some(()));
 }

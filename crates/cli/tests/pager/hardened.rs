@@ -4,6 +4,7 @@ use std::fs;
 
 use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
 use serde_json::Value;
+use spillway_report::status::Item;
 
 use crate::both_ways::stage::Stage;
 use crate::support::processes::children;
@@ -41,7 +42,7 @@ fn assert_confined(pid: u64, is_donors: impl Fn(&str) -> bool, threads_min: usiz
 }
 
 /// The first donor in `status`.
-fn donor(stage: &Stage) -> Value {
+fn donor(stage: &Stage) -> Item {
     stage.items("donor").first().cloned().expect("a donor is in status")
 }
 
@@ -54,10 +55,10 @@ fn a_donor_in_its_sandbox_serves_a_program_over_both_transports() {
     let verifier = stage.compile("verifier", &[]);
     stage.donor("160M");
     let before = donor(&stage);
-    assert_eq!(before["report"]["sandbox"], serde_json::json!({"state": "on", "why": []}), "{before}");
+    assert_eq!(before.report["sandbox"], serde_json::json!({"state": "on", "why": []}), "{before:?}");
     let said = run(&mut stage.spillway(&["status"])).done("status");
     assert!(said.text().contains("sandbox on"), "{}", said.text());
-    let pid = before["pid"].as_u64().expect("status has the process");
+    let pid = before.pid.map(u64::from).expect("status has the process");
     assert_confined(pid, |_| true, 3);
     for transport in ["shm", "tcp"] {
         let donors = stage.donor_options();
@@ -93,8 +94,8 @@ fn an_agents_donor_threads_are_in_a_sandbox_and_the_agent_is_not() {
     fs::write(&file, format!("[donor]\n{sizes}\nlisten = [\"{listen}\"]\n")).expect("a file can be written");
     let mut process = Running::start(&mut stage.spillway(&["agent", "--config", file.to_str().unwrap()]));
     let item = process.wait_until("the agent in status", || stage.items("agent").first().cloned());
-    assert_eq!(item["report"]["sandbox"]["state"], "threads", "{item}");
-    let pid = item["pid"].as_u64().expect("status has the process");
+    assert_eq!(item.report["sandbox"]["state"], "threads", "{item:?}");
+    let pid = item.pid.map(u64::from).expect("status has the process");
     assert_confined(pid, |name| name.starts_with("donor-"), 2);
     let main = fs::read_to_string(format!("/proc/{pid}/status")).expect("the agent lives");
     assert_eq!(field(&main, "Seccomp:"), "0", "it starts other programs: {main}");
@@ -117,11 +118,11 @@ fn donors_of_a_runs_own_are_in_a_sandbox_and_a_pager_is_denied_other_calls() {
     // `status` says nothing of one that a busy machine keeps from answering in time.
     let donors = running.wait_until("the donors' reports in status", || {
         let donors = stage.items("donor");
-        (!donors.is_empty() && donors.iter().all(|donor| donor["report"].is_object())).then_some(donors)
+        (!donors.is_empty() && donors.iter().all(|donor| donor.report.is_object())).then_some(donors)
     });
     for donor in &donors {
-        assert_eq!(donor["report"]["sandbox"], serde_json::json!({"state": "on", "why": []}), "{donor}");
-        assert_confined(donor["pid"].as_u64().expect("status has the process"), |_| true, 3);
+        assert_eq!(donor.report["sandbox"], serde_json::json!({"state": "on", "why": []}), "{donor:?}");
+        assert_confined(donor.pid.map(u64::from).expect("status has the process"), |_| true, 3);
     }
     let pager = fs::read_to_string(format!("/proc/{}/status", running.pid())).expect("the run lives");
     assert_eq!((field(&pager, "NoNewPrivs:"), field(&pager, "Seccomp:")), ("1", "2"), "{pager}");
@@ -136,9 +137,8 @@ fn a_donor_without_its_sandbox_says_why() {
     let options = ["donate", "--sandbox", "off", "--key", "none", "--memory", "16M", "--headroom", "1M", "--slab-size"];
     let mut process = Running::start(stage.spillway(&options).args(["4M", "--listen", &listen]));
     // It is listed before it answers.
-    let sandbox = process.wait_until("the donor's report in status", || {
-        stage.items("donor").first()?.pointer("/report/sandbox").cloned()
-    });
+    let sandbox = process
+        .wait_until("the donor's report in status", || stage.items("donor").first()?.report.get("sandbox").cloned());
     assert_eq!(sandbox, serde_json::json!({"state": "off", "why": ["--sandbox off"]}));
     process.signal("TERM");
     process.end().done("donate");
@@ -156,7 +156,7 @@ fn a_device_of_root_keeps_only_the_rights_that_serving_takes() {
     let mut command = stage.spillway(&["device", "on", "--size", "16M", "--slab-size", "4M", "--redundancy", "none"]);
     run(command.args(["--key", "none", "--listen", &listen]).args(&donors)).done("device on");
     let device = stage.items("device").first().cloned().expect("the device is in status");
-    let pid = device["pid"].as_u64().expect("status has the process");
+    let pid = device.pid.map(u64::from).expect("status has the process");
     let of_process = |pid: u64| fs::read_to_string(format!("/proc/{pid}/status")).expect("the device's process lives");
     let keeper = of_process(pid);
     assert_eq!(field(&keeper, "NoNewPrivs:"), "1", "{keeper}");

@@ -108,7 +108,7 @@ fn a_program_whose_memory_cannot_be_read_holds_no_other_up() {
 /// Pages that left the programs of the run so far: a program of a moment has ended on a busy machine before the pager
 /// has looked at it.
 fn pages_out(stage: &Stage) -> Option<u64> {
-    stage.items("run").first()?.pointer("/report/pager/pager/pages_out_dirty")?.as_u64()
+    stage.pager_now().map(|pager| pager.pages_out_dirty)
 }
 
 /// The pager waits for a function that it calls in a program, which is the program's own. Others are paged meanwhile.
@@ -290,7 +290,7 @@ fn a_program_without_threads_of_its_pid_namespace_is_told_of() {
     }
     // os.unshare is there from Python 3.12 on.
     let change = "import ctypes; assert ctypes.CDLL(None).unshare(0x20000000) == 0";
-    let failures = || stage.items("run").first()?.pointer("/report/pager/pager/failures")?.get(0).cloned();
+    let failures = || stage.pager_now()?.failures.pop();
     let said = run_late(&stage, change, || failures().is_some());
     assert!(said.errors.contains("unshare(CLONE_NEWPID)") && said.errors.contains("--via swap"), "{}", said.errors);
 }

@@ -1,5 +1,5 @@
-//! Huge pages given back (`SPILLWAY_HUGE_PAGES=yes`): memory that leaves, comes back and is huge again, word by word, with
-//! forks and with a donor that is killed meanwhile.
+//! Huge pages given back (`SPILLWAY_HUGE_PAGES=yes`): memory that leaves, comes back and is huge again, word by word,
+//! with forks and with a donor that is killed meanwhile.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn a_donor_that_is_killed_takes_no_page_of_a_huge_page_along() {
         stage.run(&options, &[program.to_str().unwrap(), "64", "check"]).env("SPILLWAY_HUGE_PAGES", "yes"),
     );
     running.wait_until("pages at donors", || {
-        let out = stage.items("run").first()?.pointer("/report/pager/pager/pages_out_dirty")?.as_u64()?;
+        let out = stage.pager_now().map(|pager| pager.pages_out_dirty)?;
         (out > 2000).then_some(())
     });
     stage.signal_donor(1, "KILL");

@@ -11,6 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 use spillway_fabric::key::ClusterKey;
+use spillway_report::status::Item;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
 use crate::both_ways::stage::Stage;
@@ -290,11 +291,7 @@ impl Cluster {
     /// What lies under each borrower, of those that answer.
     fn devices(&self) -> Vec<Value> {
         let runs = self.stage.items("run");
-        runs.iter()
-            .filter_map(|run| run.pointer("/report/pager/device"))
-            .filter(|device| device.is_object())
-            .cloned()
-            .collect()
+        runs.iter().filter_map(|run| Some(serde_json::json!(run.read().ok()?.volume()?))).collect()
     }
 
     /// Waits until `reached` holds of every borrower at one look, while their programs work.
@@ -325,8 +322,8 @@ impl Cluster {
     /// Slabs that a donor asked back and has again.
     fn recalls_returned(&self, donor: usize) -> Option<u64> {
         let donors = self.stage.items("donor");
-        let of_name = donors.iter().find(|item| item["name"] == format!("d{donor}").as_str())?;
-        of_name.pointer("/report/donor/recalls/returned")?.as_u64()
+        let of_name = donors.iter().find(|item| item.name == format!("d{donor}"))?;
+        Some(of_name.read().ok()?.donor()?.recalls.returned)
     }
 
     /// A fault of a donor begins.
@@ -483,7 +480,7 @@ fn a_machine_that_has_all_memory_of_a_donor_gives_a_later_machine_its_share() {
     };
     // Of each run, the slabs that it has at the donor, the most first.
     let held = || {
-        let slabs = |run: &Value| run.pointer("/report/pager/device/donors/0/slabs")?.as_u64();
+        let slabs = |run: &Item| Some(run.read().ok()?.volume()?.donors.first()?.slabs);
         let mut held: Vec<u64> = stage.items("run").iter().filter_map(slabs).collect();
         held.sort_unstable_by(|one, other| other.cmp(one));
         held

@@ -212,7 +212,7 @@ fn a_program_that_is_not_paged_is_told_of_again_when_it_has_grown() {
     let program = ["env", "-i", "/usr/bin/python3", "-c", script, go.to_str().unwrap(), end.to_str().unwrap()];
     let mut running = support::Running::start(&mut stage.run(&options, &program));
     let told = |least_mib: u64| {
-        let failures = stage.items("run").first()?.pointer("/report/pager/pager/failures")?.to_string();
+        let failures = stage.pager_now()?.failures.join("; ");
         let amounts = failures.split(" MiB beside the budget").filter_map(|part| part.rsplit(' ').next()?.parse().ok());
         amounts.into_iter().any(|mib: u64| mib >= least_mib).then_some(())
     };

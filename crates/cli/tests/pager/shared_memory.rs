@@ -58,14 +58,9 @@ impl Scene {
         Running::start(&mut self.stage.run(&options, program))
     }
 
-    /// What the pager says now.
-    fn now(&self, pointer: &str) -> Option<Value> {
-        self.stage.items("run").first()?.pointer(&format!("/report/pager/pager{pointer}")).cloned()
-    }
-
     /// Waits until pages of the object have come back `PAGES_READ` times more.
     fn wait_read(&self, running: &mut Running) {
-        let reads = || Some(self.now("/fill/count")?.as_u64()? + self.now("/staged/count")?.as_u64()?);
+        let reads = || self.stage.pager_now().map(|pager| pager.fill.count + pager.staged.count);
         let before = running.wait_until("its statistics", reads);
         running.wait_until("pages to come back", || (reads()? > before + PAGES_READ).then_some(()));
     }
@@ -73,10 +68,8 @@ impl Scene {
     /// Waits until the user was told of `object` that it stays, with `reason`.
     fn wait_told(&self, running: &mut Running, object: &str, reason: &str) {
         running.wait_until("what stays to be told", || {
-            let told = self.now("/failures")?;
-            let is_meant =
-                |text: &Value| text.as_str().is_some_and(|text| text.contains(object) && text.contains(reason));
-            told.as_array()?.iter().any(is_meant).then_some(())
+            let is_meant = |text: &String| text.contains(object) && text.contains(reason);
+            self.stage.pager_now()?.failures.iter().any(is_meant).then_some(())
         });
     }
 
@@ -129,7 +122,7 @@ fn shared_and_private_memory_of_one_program_leave_side_by_side() {
     let program = scene.stage.compile("shared_faults", &[]);
     let program = [program.to_str().unwrap(), "24", UNTIL_TOLD];
     let mut running = scene.start_program(&program, "anonymous", "24M", &[]);
-    running.wait_until("the object to be taken in", || (scene.now("/shared_objects")?.as_u64()? == 1).then_some(()));
+    running.wait_until("the object to be taken in", || (scene.stage.pager_now()?.shared_objects == 1).then_some(()));
     scene.wait_read(&mut running);
     scene.wait_read(&mut running);
     scene.end(running);
@@ -160,7 +153,7 @@ fn objects_that_are_passed_on_and_changed_at_random_are_exact_while_a_donor_is_k
         scene.wait_read(&mut running);
         scene.stage.start_donor(1);
         running.wait_until("memfds to be taken in", || {
-            (scene.now("/shared_objects")?.as_u64()? > ANONYMOUS_OBJECTS).then_some(())
+            (scene.stage.pager_now()?.shared_objects > ANONYMOUS_OBJECTS).then_some(())
         });
         if Instant::now() >= until {
             break;
@@ -176,7 +169,7 @@ fn without_the_switch_shared_memory_stays() {
     let options = ["--local", "24M", "--lend", "192M", "--slab-size", "4M"];
     let mut running = Running::start(&mut scene.stage.run(&options, &program));
     running.wait_until("shared memory to be told of", || {
-        (scene.now("/staying/shared_anonymous_bytes")?.as_u64()? >= OBJECT_MIB << 20).then_some(())
+        (scene.stage.pager_now()?.staying.shared_anonymous_bytes >= OBJECT_MIB << 20).then_some(())
     });
     let pager = scene.end(running);
     assert_eq!((&pager["shared_objects"], &pager["lent_bytes"]), (&0.into(), &0.into()), "{pager:#}");
@@ -285,7 +278,7 @@ fn a_memfd_leaves_when_its_descriptor_is_closed_and_not_before() {
     let Some(scene) = Scene::set() else { return };
     let mut running = scene.start("24M", "2", "o", &[]);
     scene.wait_told(&mut running, "a memfd", "has a descriptor of it");
-    assert_eq!(scene.now("/shared_objects"), Some(0.into()));
+    assert_eq!(scene.stage.pager_now().map(|pager| pager.shared_objects), Some(0));
     running.signal("USR2");
     scene.wait_read(&mut running);
     assert_eq!(scene.end(running)["shared_objects"], 1);
@@ -299,7 +292,7 @@ fn a_memfd_whose_descriptor_is_on_its_way_leaves_when_that_has_come_and_was_clos
     let Some(scene) = Scene::set() else { return };
     let mut running = scene.start("24M", "2", "q", &[]);
     scene.wait_told(&mut running, "a memfd", "descriptors in its queue");
-    assert_eq!(scene.now("/shared_objects"), Some(0.into()));
+    assert_eq!(scene.stage.pager_now().map(|pager| pager.shared_objects), Some(0));
     running.signal("USR2");
     scene.wait_read(&mut running);
     assert_eq!(scene.end(running)["shared_objects"], 1);
@@ -356,7 +349,7 @@ fn a_memfd_stays_where_only_anonymous_memory_is_to_leave() {
     let options = ["--shared-memory", "anonymous", "--local", "24M", "--lend", "192M", "--slab-size", "4M"];
     let mut running = Running::start(&mut scene.stage.run(&options, &program));
     running.wait_until("the memfd to be told of", || {
-        (scene.now("/staying/memfd_bytes")?.as_u64()? >= OBJECT_MIB << 20).then_some(())
+        (scene.stage.pager_now()?.staying.memfd_bytes >= OBJECT_MIB << 20).then_some(())
     });
     assert_eq!(scene.end(running)["shared_objects"], 0);
 }

@@ -87,10 +87,9 @@ impl Case {
             if running.has_ended() {
                 return Some(false);
             }
-            let items = stage.items("run");
-            let pager = items.first()?.pointer("/report/pager/pager")?;
+            let pager = serde_json::json!(stage.pager_now()?);
             let is_told = EXPECTED.contains(&pager["staying"][self.field].as_u64()?);
-            (is_told && self.named(pager) == self.processes).then_some(true)
+            (is_told && self.named(&pager) == self.processes).then_some(true)
         });
         if told {
             let text = support::run(&mut stage.spillway(&["status"])).done("status").text();

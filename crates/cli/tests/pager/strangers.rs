@@ -154,17 +154,13 @@ fn dumps_of_donors_and_pagers_have_no_key() {
     donor.args(["--listen", "127.0.0.1:0", "--slab-size", "4M", "--key"]).arg(&key).current_dir(&directory);
     let mut donor = Running::start(&mut donor);
     let address = donor.wait_until("its address", || {
-        let items = stage.items("donor");
-        let addresses = items.first()?["report"]["donor"]["addresses"].as_array()?.clone();
-        addresses.iter().filter_map(|address| address.as_str()).find(|text| text.starts_with("127.")).map(str::to_owned)
+        let report = stage.items("donor").first()?.read().ok()?;
+        report.donor()?.addresses.iter().map(ToString::to_string).find(|text| text.starts_with("127."))
     });
     let mut run = stage.spillway(&["run", "--via", "pager", "--local", "32M", "--donor", &address, "--key"]);
     run.arg(&key).args(["--", "sh", "-c", "echo started; ulimit -c; cat /proc/self/coredump_filter; exec sleep 1000"]);
     let run = Running::start(run.current_dir(&directory));
-    support::wait_until("the run", || {
-        let items = stage.items("run");
-        items.first().filter(|item| item["report"].is_object()).map(drop)
-    });
+    support::wait_until("the run", || stage.run_now().map(drop));
     let limits = fs::read_to_string(format!("/proc/{}/limits", run.pid())).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert!(["0", "1"].contains(&core.split_whitespace().nth(4).unwrap()), "{core}");

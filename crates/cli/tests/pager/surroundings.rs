@@ -67,7 +67,7 @@ while not os.path.exists(sys.argv[1]): time.sleep(0.01)
 
 /// What the run that is under way tells to have failed.
 fn failures(stage: &Stage) -> Option<String> {
-    Some(stage.items("run").first()?.pointer("/report/pager/pager/failures")?.to_string())
+    Some(stage.pager_now()?.failures.join("; "))
 }
 
 /// What a run tells of a program, which it ends when that was told.

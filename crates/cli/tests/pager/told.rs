@@ -70,10 +70,9 @@ fn memory_that_cannot_leave_is_told_by_its_kind() {
         let options = ["--local", "24M", "--lend", "128M", "--slab-size", "4M"];
         let mut running = Running::start(&mut stage.run(&options, &[program.to_str().unwrap(), kind, "96"]));
         running.wait_until("the run to tell", || {
-            let items = stage.items("run");
-            let pager = items.first()?.pointer("/report/pager/pager")?;
-            let is_counted = pager["staying_bytes_peak"].as_u64()? >= 24 << 20;
-            (is_counted && pager["failures"].to_string().contains(why)).then_some(())
+            let pager = stage.pager_now()?;
+            let is_counted = pager.staying_bytes_peak >= 24 << 20;
+            (is_counted && pager.failures.join("; ").contains(why)).then_some(())
         });
         running.signal("USR1");
         let said = running.end().done(kind);

@@ -44,7 +44,7 @@ fn kill_pager(stage: &Stage, running: Running) {
     // The verifier says when a word is wrong: it must never have seen one.
     assert!(!said.errors.contains("wrong"), "{}", said.errors);
     wait_until("every process of the run to end", || family.iter().all(|pid| is_gone(*pid)).then_some(()));
-    wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
+    wait_until("the remains to go", || stage.status().is_empty().then_some(()));
 }
 
 /// The guardian of a run, by its name.
@@ -66,7 +66,7 @@ fn a_killed_guardian_is_replaced_by_one_that_knows_the_program() {
         support::signal(guardian, "KILL");
         running.wait_until("another guardian", || guardian_of(pager).filter(|other| *other != guardian));
     }
-    let told = stage.items("run")[0]["report"]["pager"]["pager"]["failures"].to_string();
+    let told = stage.pager_now().unwrap().failures.join("; ");
     assert!(told.contains("guardian was killed"), "{told}");
     kill_pager(&stage, running);
 }
@@ -125,7 +125,7 @@ fn kill_pager_of(program_text: &str) {
     running.signal("KILL");
     assert_eq!(running.end().status.signal(), Some(9));
     wait_until("every child to end", || with_argument(&marker).iter().all(|pid| is_gone(*pid)).then_some(()));
-    wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
+    wait_until("the remains to go", || stage.status().is_empty().then_some(()));
 }
 
 /// Processes with that argument, killed in the end if anything is left of them.
@@ -188,7 +188,7 @@ fn a_run_that_is_stopped_for_minutes_goes_on_where_it_was() {
     running.signal("STOP");
     std::thread::sleep(STOPPED);
     running.signal("CONT");
-    let reads = || stage.items("run").first()?.pointer("/report/pager/pager/fill/count")?.as_u64();
+    let reads = || stage.pager_now().map(|pager| pager.fill.count);
     let before = running.wait_until("its statistics", reads);
     running.wait_until("it to bring pages again", || (reads()? > before + 100).then_some(()));
     support::signal(verifier_of(&running), "USR1");

@@ -11,6 +11,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use spillway_report::status::{Item, StatusReport};
+
 /// How long any single step may take: generous, because a loaded machine must not fail a test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(480);
 
@@ -42,6 +44,12 @@ impl Said {
         assert!(self.status.success(), "{what}: {}\nstdout: {}\nstderr: {}", self.status, self.text(), self.errors);
         self
     }
+}
+
+/// What `command`, a kind of `spillway status`, lists.
+pub(crate) fn status(command: &mut Command) -> Vec<Item> {
+    let said = run(command.arg("--json")).done("status");
+    serde_json::from_slice::<StatusReport>(&said.output).expect("status is a report").items
 }
 
 /// A child that is ended when dropped, whatever happens.

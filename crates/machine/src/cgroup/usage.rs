@@ -10,7 +10,7 @@ pub(super) use spillway_sys::proc_text::fields::counter_of as field;
 use spillway_sys::proc_text::words::some_pressure;
 
 /// A group at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupUsage {
     /// Local memory of all kinds.
     pub charged_bytes: u64,

@@ -8,7 +8,7 @@ use std::process::Command;
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::memory_group::MemoryGroup;
 use spillway_bench::harness::process::{Collected, Running};
-use spillway_bench::harness::spillway::{RunReport, Via};
+use spillway_bench::harness::spillway::{Via, read_run};
 use spillway_bench::harness::subject::Subject;
 use spillway_bench::harness::swap_area::SwapArea;
 use spillway_bench::limits::PROGRAM_DEADLINE;
@@ -164,9 +164,9 @@ fn run_two(context: &Context, size: Size, place: Place) -> Result<f64, HarnessEr
             let donors = start_donors(context, count, Size(size.0 * 4))?;
             let storage = run_storage(context, &donors, REDUNDANCY, Size(size.0 * 4));
             let stats = shop.directory.path().join("stats.json");
-            let whole = finish(&mut shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, &plain))?;
+            finish(&mut shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, &plain))?;
             // The product's own figure leaves out what it takes to attach the device.
-            Ok(RunReport::read(&stats)?.seconds.unwrap_or(whole))
+            Ok(read_run(&stats)?.0.wall_seconds)
         }
     }
 }

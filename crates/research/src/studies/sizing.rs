@@ -16,11 +16,9 @@ use std::process::Command;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-
-use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::process::{Collected, Running};
-use spillway_bench::harness::spillway::{Donor, Via};
-use spillway_bench::harness::tool;
+use spillway_bench::harness::spillway::{Donor, Via, pages_in};
+use spillway_bench::harness::{HarnessError, tool};
 use spillway_bench::limits::PROGRAM_DEADLINE;
 use spillway_bench::plot::lines::{Line, LineChart};
 use spillway_bench::result::{Better, MICROSECONDS, PAGES, SECONDS, SLOWER, StudyResult};
@@ -189,7 +187,7 @@ fn page_in_us(runner: &mut ProgramRunner<'_>) -> Result<f64, HarnessError> {
     let all_local = runner.seconds(&job, Place::AllLocal)?;
     runner.places.prefetch = Some("none");
     let seconds = runner.seconds(&job, place(job.size.percent(50)))?;
-    let pages = runner.told().map_or(0, |told| told.pages_in());
+    let pages = runner.told().map_or(0, pages_in);
     cost_us(seconds - all_local, pages).ok_or_else(|| HarnessError::failed(COST.0, "no page came back".to_owned()))
 }
 
@@ -217,7 +215,7 @@ fn measure(
             let seconds = runner.seconds(job, place(local))?;
             slowdowns.push((percent, subject, 100.0 * (seconds / all_local - 1.0)));
             if subject == RUN {
-                let page_ins = runner.told().map_or(0, |told| told.pages_in());
+                let page_ins = runner.told().map_or(0, pages_in);
                 result.record(round, &page_ins_case(job.name, percent), RUN, PAGES, page_ins as f64);
             }
         }

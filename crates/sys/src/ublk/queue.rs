@@ -59,8 +59,8 @@ impl UblkDevice {
         })
     }
 
-    /// Fetches every slot of all queues, `depth` each, and closes the device, which takes the slots back. The driver then
-    /// knows a server of each queue, and this server has ended. A slot that has a server refuses a second one, and
+    /// Fetches every slot of all queues, `depth` each, and closes the device, which takes the slots back. The driver
+    /// then knows a server of each queue, and this server has ended. A slot that has a server refuses a second one, and
     /// keeps the first.
     ///
     /// Linux before 6.16 needs this before the begin of a recovery, if a server may have died between the begin of an
@@ -68,8 +68,8 @@ impl UblkDevice {
     /// pointer (`ublk_ctrl_start_recovery` in `drivers/block/ublk_drv.c`).
     pub fn serve_briefly(self, queue_count: u16, depth: u16) -> io::Result<()> {
         let mut ring: IoUring = IoUring::builder().build(u32::from(queue_count) * u32::from(depth))?;
-        // No request is delivered before the end of a recovery. Should the driver use the buffer all the same, the buffer
-        // is there: this memory stays mapped, and takes no page.
+        // No request is delivered before the end of a recovery. Should the driver use the buffer all the same, the
+        // buffer is there: this memory stays mapped, and takes no page.
         let memory = std::mem::ManuallyDrop::new(Mapping::anonymous(SLOT_SIZE_BYTES_MAX)?);
         for (number, slot) in (0..queue_count).flat_map(|number| (0..depth).map(move |slot| (number, slot))) {
             let command = io_command(number, slot, 0, memory.address() as u64);

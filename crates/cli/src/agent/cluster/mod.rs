@@ -5,13 +5,13 @@
 //! before timers: after a pause, answers that wait in the socket count before their absence does.
 //!
 //! - [`role`]: the configuration. [`identity_file`]: what stays over restarts. [`addresses`]: names and sockets.
-//! - [`view`]: what is shown. `told`: how often the log is written to.
+//! - [`warnings`]: what is wrong. `told`: how often the log is written to.
 
 mod addresses;
 mod identity_file;
 pub(crate) mod role;
 mod told;
-pub(crate) mod view;
+mod warnings;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -31,12 +31,13 @@ use spillway_fabric::membership::announcement::{Label, Profile};
 use spillway_fabric::membership::identity::Identity;
 use spillway_fabric::membership::{Discovery, Input, Membership, Output, Settings};
 use spillway_fabric::wire::WIRE_VERSION;
+use spillway_report::cluster::{ClusterReport, MemberReport, MembershipTraffic};
+use spillway_report::format::Format;
 use tracing::Level;
 
 use self::identity_file::IdentityFile;
 use self::role::ClusterRole;
 use self::told::Told;
-use self::view::{ClusterView, MemberView};
 use crate::device::storage;
 use crate::failure::Failure;
 
@@ -157,23 +158,24 @@ impl ClusterService {
     }
 
     /// What is known of the cluster.
-    pub(crate) fn view(&self) -> ClusterView {
+    pub(crate) fn view(&self) -> ClusterReport {
         let shared = &self.shared;
         let state = shared.lock();
-        let members: Vec<MemberView> = state.membership.members().into_iter().map(MemberView::from).collect();
-        let mut warnings = view::warnings(&state.membership, &members);
+        let members: Vec<MemberReport> = state.membership.members().into_iter().map(MemberReport::from).collect();
+        let mut warnings = warnings::warnings(&state.membership, &members);
         if shared.key_file.is_none() {
             warnings
                 .push("there is no cluster key: any program of this host can join; name a key file with key".into());
         }
-        let traffic = view::TrafficView::from(state.membership.counters());
+        let traffic = MembershipTraffic::from(state.membership.counters());
         if traffic.refused_key > 0 {
             warnings.push(format!(
                 "{} datagrams came from machines with another key or cluster name, or were changed on the way",
                 traffic.refused_key
             ));
         }
-        ClusterView {
+        ClusterReport {
+            format: Format::default(),
             name: shared.role.name.clone(),
             discovery: shared.role.discovery.to_string(),
             sealed: shared.key_file.is_some(),

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use spillway_machine::swap_read_ahead::ReadAheadAside;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_report::prefetch::PrefetchReport;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 
 use super::plan::PrefetchPlan;
 use super::process;
 use crate::limits::{RESTART_PAUSE_MAX, RESTART_WINDOW, RESTARTS_MAX};
-use crate::prefetch_report::PrefetchReport;
 
 /// See the module text.
 pub(crate) struct KeptPrefetching {

@@ -10,6 +10,7 @@ use std::path::Path;
 use spillway_device::prefetch::driver::{PrefetchError, Prefetching, Sampled, probe_sampled};
 use spillway_machine::swap_read_ahead;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_report::prefetch::PrefetchReport;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::{own_files, paging_safety};
 
@@ -17,7 +18,6 @@ use super::plan::PrefetchPlan;
 use super::subjects::MachineSubjects;
 use crate::failure::Failure;
 use crate::limits::PREFETCH_REPORT_INTERVAL;
-use crate::prefetch_report::PrefetchReport;
 
 /// The file in a device's entry.
 const REPORT: &str = "prefetch.json";

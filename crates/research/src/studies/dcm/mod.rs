@@ -12,7 +12,7 @@ use std::process::Command;
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::memory_group::MemoryGroup;
 use spillway_bench::harness::process::{Collected, Running};
-use spillway_bench::harness::spillway::{RunReport, Via};
+use spillway_bench::harness::spillway::{Via, read_run};
 use spillway_bench::harness::subject::Subject;
 use spillway_bench::harness::swap_area::SwapArea;
 use spillway_bench::limits::{PROGRAM_DEADLINE, with_slack};
@@ -227,7 +227,7 @@ impl<'context> Bench<'context> {
         let program = self.command(job)?;
         let mut command = shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, &program);
         let report = run_workload(job, &mut command, &shop.interrupt)?;
-        let lost = RunReport::read(&stats)?.device.pages_lost;
+        let lost = read_run(&stats)?.1.pages_lost;
         if lost > 0 { Err(HarnessError::failed(job, format!("{lost} pages were lost"))) } else { Ok(report) }
     }
 }

@@ -16,19 +16,19 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use spillway_virtual_machine::script_guest::{Parts, ScriptGuest};
-
-use self::sizes::{FIRST_ROOM_MIB, Sizes};
-use self::told::Told;
-use spillway_bench::harness::HarnessError;
-use spillway_bench::harness::spillway::{Donor, RunReport, Via};
-use spillway_bench::harness::tool;
+use spillway_bench::harness::spillway::{Donor, Via, pages_in, pages_out, read_run};
+use spillway_bench::harness::{HarnessError, tool};
 use spillway_bench::limits::{GUEST_STUDY_DEADLINE, GUEST_TRIAL_DEADLINE, TOOL_DEADLINE};
 use spillway_bench::result::{Better, PAGES, SECONDS, StudyResult};
 use spillway_bench::studies::places::{run_storage, start_donors};
 use spillway_bench::studies::program_run::run_within;
 use spillway_bench::studies::{Context, Study};
+use spillway_report::run::EndedRunReport;
+use spillway_virtual_machine::script_guest::{Parts, ScriptGuest};
 use spillway_workloads::size::{MIB, Size};
+
+use self::sizes::{FIRST_ROOM_MIB, Sizes};
+use self::told::Told;
 
 /// The program of both jobs, and what starts it in the guest.
 const SOURCE: &str = include_str!("guest_jobs.c");
@@ -217,7 +217,7 @@ impl<'context> Bench<'context> {
         bench.sizes.guest = Sizes::guest_for(working_set, free);
         let boot = Boot { side: Side::Pager, guest: bench.sizes.guest, local: Size(first.0 * 2), ramdisk: Size(0) };
         let report = bench.boot(boot)?.1;
-        let footprint = report.map(|report| report.footprint_bytes_max).unwrap_or_default();
+        let footprint = report.map(|report| report.memory.footprint_bytes_max).unwrap_or_default();
         if footprint <= working_set.0 {
             return Err(HarnessError::failed("the pager", format!("it saw QEMU with {footprint} bytes only")));
         }
@@ -259,7 +259,7 @@ impl<'context> Bench<'context> {
         }
         // The pager does not see where a job ends: its pages are those of the whole boot.
         if let Some(report) = report {
-            for (direction, pages) in [("in", report.pages_in()), ("out", report.pages_out())] {
+            for (direction, pages) in [("in", pages_in(&report)), ("out", pages_out(&report))] {
                 result.record(round, &moved_case("whole boot", percent, direction), side.name(), PAGES, pages as f64);
             }
         }
@@ -267,7 +267,7 @@ impl<'context> Bench<'context> {
     }
 
     /// Boots a guest, which ends by itself; gives what it and the pager told.
-    fn boot(&self, boot: Boot) -> Result<(Told, Option<RunReport>), HarnessError> {
+    fn boot(&self, boot: Boot) -> Result<(Told, Option<EndedRunReport>), HarnessError> {
         if Instant::now() >= self.end {
             return Err(HarnessError::Missing("the time of this study was over".to_owned()));
         }
@@ -293,9 +293,12 @@ impl<'context> Bench<'context> {
             let detail = format!("it has {} swap areas where it must have {areas}", told.swap_areas);
             return Err(HarnessError::failed("the guest", detail));
         }
-        let report = (boot.side == Side::Pager).then(|| RunReport::read(&stats)).transpose()?;
-        match report.as_ref().map_or(0, |report| report.device.pages_lost) {
-            0 => Ok((told, report)),
+        if boot.side != Side::Pager {
+            return Ok((told, None));
+        }
+        let (report, volume) = read_run(&stats)?;
+        match volume.pages_lost {
+            0 => Ok((told, Some(report))),
             lost => Err(HarnessError::failed("the pager", format!("{lost} pages were lost"))),
         }
     }

@@ -19,13 +19,14 @@ use std::process::Command;
 
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::process::bound;
-use spillway_bench::harness::spillway::{RunReport, Via, pinned};
+use spillway_bench::harness::spillway::{Via, pinned, read_run};
 use spillway_bench::limits::{PEER_DEADLINE, PROGRAM_DEADLINE};
 use spillway_bench::result::{Better, MICROSECONDS, StudyResult};
 use spillway_bench::studies::pinning::{Pinning, Placement};
 use spillway_bench::studies::places::run_storage;
 use spillway_bench::studies::program_run::{SEED, own_program, run_within, workload_command};
 use spillway_bench::studies::{Context, Study};
+use spillway_pager::statistics::PagerStatistics;
 use spillway_workloads::WorkloadReport;
 use spillway_workloads::size::{MIB, Size};
 
@@ -174,13 +175,13 @@ fn ours(context: &Context, placement: Placement, size: Size, local: Size) -> Res
     let mut command =
         shop.product()?.run_via(Via::Pager, placement.server_cpu(), &local.to_string(), &storage, &stats, &program);
     let output = run_within(PROGRAM_DEADLINE, Side::Ours.name(), &mut command, &shop.interrupt)?;
-    held_to_budget(&RunReport::read(&stats)?, local)?;
+    held_to_budget(read_run(&stats)?.0.pager.as_ref(), local)?;
     report_in(&output).ok_or_else(|| HarnessError::failed(Side::Ours.name(), "it printed no report of the workload"))
 }
 
 /// Fails for a run of ours that was seen with more than its budget, or not at all.
-fn held_to_budget(told: &RunReport, local: Size) -> Result<(), HarnessError> {
-    let seen = told.pager.as_ref().map_or(0, |pager| pager.local_bytes_peak);
+fn held_to_budget(told: Option<&PagerStatistics>, local: Size) -> Result<(), HarnessError> {
+    let seen = told.map_or(0, |pager| pager.local_bytes_peak);
     if seen > 0 && seen <= local.0 + local.0 / BUDGET_SLACK_DIVISOR {
         return Ok(());
     }
@@ -250,7 +251,6 @@ fn compare(result: &mut StudyResult, placements: &[Placement]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_bench::harness::spillway::PagerReport;
     use spillway_bench::machine::Machine;
     use spillway_workloads::WorkloadSettings;
 
@@ -300,12 +300,12 @@ mod tests {
     #[test]
     fn a_run_beyond_its_budget_is_no_measurement() {
         let told = |local_bytes_peak| {
-            let pager = Some(PagerReport { local_bytes_peak, ..PagerReport::default() });
-            held_to_budget(&RunReport { pager, ..RunReport::default() }, Size(32 * MIB))
+            let pager = PagerStatistics { local_bytes_peak, ..PagerStatistics::default() };
+            held_to_budget(Some(&pager), Size(32 * MIB))
         };
         assert!(told(32 * MIB).is_ok() && told(33 * MIB).is_ok());
         assert!(told(64 * MIB).unwrap_err().to_string().contains("65536 KiB"));
         assert!(told(0).is_err(), "the pager never saw it");
-        assert!(held_to_budget(&RunReport::default(), Size(MIB)).is_err(), "it ran without the pager");
+        assert!(held_to_budget(None, Size(MIB)).is_err(), "it ran without the pager");
     }
 }

@@ -1,70 +1,75 @@
-//! The cluster as an agent tells it to `spillway cluster`; its JSON form is stable.
+//! The cluster as an agent reports it to `spillway cluster`.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use spillway_fabric::membership::{Counters, Member, MemberState, Membership};
+use spillway_fabric::membership::{Counters, Member, MemberState};
+
+use crate::format::Format;
 
 /// What one machine knows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ClusterView {
+pub struct ClusterReport {
+    /// The version of the form.
+    #[serde(default)]
+    pub format: Format,
     /// The cluster's name.
-    pub(crate) name: String,
+    pub name: String,
     /// How members are known: `gossip`, `static` or `dns`.
-    pub(crate) discovery: String,
+    pub discovery: String,
     /// Whether datagrams are sealed with a cluster key.
-    pub(crate) sealed: bool,
+    pub sealed: bool,
     /// The file of that key; null without one.
-    pub(crate) key_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
     /// The names of the keys that this machine accepts, first that of the one it uses; see `spillway key show-id`.
     #[serde(default)]
-    pub(crate) key_ids: Vec<String>,
+    pub key_ids: Vec<String>,
     /// This machine's identity and the file that keeps it.
-    pub(crate) machine: String,
+    pub machine: String,
     /// See `machine`.
-    pub(crate) identity_file: String,
+    pub identity_file: String,
     /// All members, this machine among them.
-    pub(crate) members: Vec<MemberView>,
+    pub members: Vec<MemberReport>,
     /// What is wrong.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
     /// What went over the network.
-    pub(crate) traffic: TrafficView,
+    pub traffic: MembershipTraffic,
 }
 
 /// One machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MemberView {
+pub struct MemberReport {
     /// Its host name; null until it was heard.
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
     /// Where it lends.
-    pub(crate) address: String,
+    pub address: String,
     /// Its id; null where members are listed.
-    pub(crate) machine: Option<String>,
+    pub machine: Option<String>,
     /// Which of its lives.
-    pub(crate) generation: Option<u64>,
+    pub generation: Option<u64>,
     /// `alive`, `draining` (alive, and lends nothing any more), `suspect` (a probe got no answer), `gone`, `left` or
     /// `listed` (in a list, and no more is known).
-    pub(crate) state: String,
+    pub state: String,
     /// Whether it is the machine that was asked.
-    pub(crate) is_self: bool,
+    pub is_self: bool,
     /// Whether it answered the machine that was asked; another machine may only have named it. True where that is not
     /// known.
     #[serde(default = "unknown")]
-    pub(crate) answered: bool,
+    pub answered: bool,
     /// Where it stands.
-    pub(crate) zone: Option<String>,
+    pub zone: Option<String>,
     /// See `zone`.
-    pub(crate) rack: Option<String>,
+    pub rack: Option<String>,
     /// Most that it lends.
-    pub(crate) quota_bytes: Option<u64>,
+    pub quota_bytes: Option<u64>,
     /// What it lends now.
-    pub(crate) lent_bytes: Option<u64>,
+    pub lent_bytes: Option<u64>,
     /// What it uses of other machines.
-    pub(crate) used_bytes: Option<u64>,
+    pub used_bytes: Option<u64>,
     /// Its release.
-    pub(crate) release: Option<String>,
+    pub release: Option<String>,
     /// Its wire version.
-    pub(crate) wire_version: Option<u16>,
+    pub wire_version: Option<u16>,
 }
 
 fn unknown() -> bool {
@@ -73,28 +78,28 @@ fn unknown() -> bool {
 
 /// Datagrams and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TrafficView {
+pub struct MembershipTraffic {
     /// Datagrams sent.
-    pub(crate) datagrams_sent: u64,
+    pub datagrams_sent: u64,
     /// Bytes of those.
-    pub(crate) bytes_sent: u64,
+    pub bytes_sent: u64,
     /// Datagrams received.
-    pub(crate) datagrams_received: u64,
+    pub datagrams_received: u64,
     /// Bytes of those.
-    pub(crate) bytes_received: u64,
+    pub bytes_received: u64,
     /// Datagrams of other programs.
-    pub(crate) refused_foreign: u64,
+    pub refused_foreign: u64,
     /// Datagrams of another version.
-    pub(crate) refused_version: u64,
+    pub refused_version: u64,
     /// Datagrams of another key or cluster.
-    pub(crate) refused_key: u64,
+    pub refused_key: u64,
     /// Datagrams that came before.
-    pub(crate) refused_repeated: u64,
+    pub refused_repeated: u64,
     /// Datagrams that made no sense.
-    pub(crate) refused_malformed: u64,
+    pub refused_malformed: u64,
 }
 
-impl From<Counters> for TrafficView {
+impl From<Counters> for MembershipTraffic {
     fn from(counters: Counters) -> Self {
         Self {
             datagrams_sent: counters.datagrams_sent,
@@ -110,7 +115,7 @@ impl From<Counters> for TrafficView {
     }
 }
 
-impl From<Member> for MemberView {
+impl From<Member> for MemberReport {
     fn from(member: Member) -> Self {
         let state = match member.state {
             MemberState::Alive if member.profile.as_ref().is_some_and(|profile| profile.is_draining) => "draining",
@@ -139,34 +144,4 @@ impl From<Member> for MemberView {
             wire_version: profile.map(|profile| profile.wire_version),
         }
     }
-}
-
-/// Wire versions that are told: more than a line holds.
-const VERSIONS_TOLD_MAX: usize = 8;
-
-/// What is wrong with the members, for people.
-pub(super) fn warnings(membership: &Membership, members: &[MemberView]) -> Vec<String> {
-    let mut warnings: Vec<String> = membership
-        .twins()
-        .into_iter()
-        .map(|(machine, addresses)| {
-            let places: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            format!(
-                "the machines at {} have the same identity {machine}: remove the identity file of all but one, and \
-                 start their agents again",
-                places.join(" and ")
-            )
-        })
-        .collect();
-    let is_living = |member: &&MemberView| ["alive", "draining", "suspect"].contains(&member.state.as_str());
-    let mut versions: Vec<u16> = members.iter().filter(is_living).filter_map(|member| member.wire_version).collect();
-    versions.sort_unstable();
-    versions.dedup();
-    versions.truncate(VERSIONS_TOLD_MAX);
-    if versions.len() > 1 {
-        warnings.push(format!(
-            "machines speak the wire versions {versions:?} and do not lend to each other: install one release on all"
-        ));
-    }
-    warnings
 }
