@@ -126,7 +126,7 @@ fn chaos_with_a_copy_on_disk_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
     let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], Family::Alone);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop], soak_seconds(0));
     end(&stage, running);
 }
 
@@ -135,7 +135,7 @@ fn chaos_with_a_copy_on_disk_loses_nothing() {
 fn chaos_with_two_replicas_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Alone);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop], soak_seconds(0));
     end(&stage, running);
 }
 
@@ -143,7 +143,7 @@ fn chaos_with_two_replicas_loses_nothing() {
 fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Forked);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop], soak_seconds(0));
     end(&stage, running);
 }
 

@@ -16,7 +16,7 @@ pub(crate) fn stress(local: &str, threads: &str, seed: u64) {
 
 /// As [`stress`], with more options for `run`; gives the run's statistics.
 pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u64) -> Option<Value> {
-    let seconds = soak_seconds(6).to_string();
+    let seconds = soak_seconds(3).to_string();
     let (statistics, said) = exact("stress", options, local, &|disk| {
         let file = disk.join("file").to_str().unwrap().to_owned();
         let mut arguments = vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file];
