@@ -1,5 +1,6 @@
 //! What a test stands on: the lock, a registry and a disk of its own, donors, and the way out.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -88,8 +89,8 @@ impl Stage {
         Self::set_in(programs, PLACES, FlockOperation::LockExclusive)
     }
 
-    /// [`Stage::set`] for a test that uses neither swap nor a limit on memory. One of swap has no such neighbour: the
-    /// kernel pages every program to the device of the highest priority, so one test's pages would lie at another's donors.
+    /// [`Stage::set`] for a test that uses neither swap nor a limit on memory. Two of swap cannot be at once: the
+    /// kernel pages every program to the device of the highest priority, so one's pages would lie at the other's donors.
     pub(crate) fn set_beside_others(programs: &[&str]) -> Option<Self> {
         Self::set_in(programs, 1, FlockOperation::LockShared)
     }
@@ -167,18 +168,29 @@ impl Stage {
         statistics
     }
 
-    /// One of the C programs, at a path of this stage's own.
+    /// One of the C programs, at a path of this stage's own. It is compiled once for all tests beside the build, and
+    /// again when a source has changed.
     pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs");
+        let files = fs::read_dir(&sources).expect("sources can be listed").flatten();
+        let contents: BTreeMap<_, _> = files.map(|file| (file.path(), fs::read(file.path()).ok())).collect();
+        let mut hasher = DefaultHasher::new();
+        (options, contents).hash(&mut hasher);
+        let compiled = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hasher.finish()));
         let binary = self.disk().join(name);
-        // What the linker is told of a path is for one test.
-        let is_shared = !options.iter().any(|option| option.contains('/'));
-        if !is_shared {
-            compile(name, options, &binary);
-            return binary;
+        let _of_another_call = fs::remove_file(&binary);
+        if !compiled.exists() {
+            let mut compiler = Command::new("gcc");
+            compiler.args(["-O2", "-Werror=int-conversion", "-o"]).arg(&binary).arg(sources.join(format!("{name}.c")));
+            support::run(compiler.args(options)).done("gcc");
+            // Options with a path are for one test.
+            if options.iter().any(|option| option.contains('/')) {
+                return binary;
+            }
+            fs::rename(&binary, &compiled).expect("both lie beside the build");
         }
-        let _may_be_there_already = fs::remove_file(&binary);
         // A copy that this process had open for writing could not be executed while another thread forks.
-        fs::hard_link(compiled(name, options), &binary).expect("both lie beside the build");
+        fs::hard_link(compiled, &binary).expect("both lie beside the build");
         binary
     }
 
@@ -307,39 +319,6 @@ impl Stage {
             (!remains.any(|line| line.as_str().is_some_and(|line| line.contains(&name)))).then_some(())
         });
     }
-}
-
-/// Where the C programs are.
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs")
-}
-
-fn compile(name: &str, options: &[&str], binary: &Path) {
-    let mut compiler = Command::new("gcc");
-    compiler.args(["-O2", "-Werror=int-conversion", "-o"]).arg(binary).arg(sources().join(format!("{name}.c")));
-    support::run(compiler.args(options)).done("gcc");
-}
-
-/// A C program beside the build, compiled once for all tests, and again when a source has changed.
-fn compiled(name: &str, options: &[&str]) -> PathBuf {
-    let mut files: Vec<PathBuf> = fs::read_dir(sources())
-        .expect("sources can be listed")
-        .map(|file| file.expect("each of them").path())
-        .collect();
-    files.sort();
-    let mut hasher = DefaultHasher::new();
-    options.hash(&mut hasher);
-    files.iter().for_each(|file| fs::read(file).expect("a source can be read").hash(&mut hasher));
-    let beside_the_build = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let binary = beside_the_build.join(format!("{name}-{:016x}", hasher.finish()));
-    if !binary.exists() {
-        // Another test may do the same at the same time.
-        let directory = support::disk_directory();
-        let fresh = directory.path().join(name);
-        compile(name, options, &fresh);
-        fs::rename(fresh, &binary).expect("both lie beside the build");
-    }
-    binary
 }
 
 impl Drop for Stage {
