@@ -90,7 +90,7 @@ impl Stage {
     }
 
     /// [`Stage::set`] for a test that uses neither swap nor a limit on memory. Two of swap cannot be at once: the
-    /// kernel pages every program to the device of the highest priority, so one's pages would lie at the other's donors.
+    /// kernel pages every program to the device of the highest priority, and so to the donors of the other test.
     pub(crate) fn set_beside_others(programs: &[&str]) -> Option<Self> {
         Self::set_in(programs, 1, FlockOperation::LockShared)
     }
