@@ -31,7 +31,7 @@ quick:
 
 # As `.ci/test` builds them: another choice of packages has other features, and all is built anew.
 test-binaries:
-	$(CARGO) test $(PROFILE) --workspace --no-run
+	$(CARGO) test $(PROFILE) --workspace --no-run --lib --bin spillway --test '*'
 
 bench: packages-bench
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
@@ -39,15 +39,15 @@ bench: packages-bench
 
 soak: export SPILLWAY_SOAK_SECONDS ?= 180
 soak: packages-test packages-bench test-binaries
-	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off redis_at java_collects
-	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile many_machines under_load redis_at java_collects
+	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off redis_at java_
+	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile many_machines under_load redis_at java_ guest_in_half
 	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
 	$(CARGO) test $(PROFILE) --workspace --lib -- --nocapture --ignored mariadb
 	PROPTEST_RNG_SEED=$$(date +%s) $(CARGO) test $(PROFILE) --workspace --lib --bins --no-fail-fast -- --nocapture fuzz_
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=2000 $(CARGO) test $(PROFILE) --workspace --lib --no-fail-fast
 	$(CARGO) test $(PROFILE) --workspace --test clusters -- --nocapture --ignored
 	$(CARGO) run $(PROFILE) -p spillway-simulator -- --seed $$(date +%s) --runs 1000000 --seconds $(SPILLWAY_SOAK_SECONDS)
-	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
+	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored the_newest_stock_kernel
 
 vm-test: packages-test test-binaries
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/vm-test $(TEST)

@@ -37,7 +37,6 @@ mod support;
 mod both_ways;
 
 mod end_to_end {
-    mod at_random;
     mod clusters;
     mod crash;
     mod donor_changes;

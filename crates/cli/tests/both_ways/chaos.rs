@@ -7,15 +7,6 @@ use serde_json::Value;
 use crate::both_ways::stage::Stage;
 use crate::support::{Running, UNTIL_TOLD, soak_seconds};
 
-/// What happens to donors in turn.
-#[derive(Clone, Copy)]
-enum Event {
-    /// It is killed, and started again without its memory.
-    Kill,
-    /// It is stopped until its borrower has had enough of its silence, and goes on.
-    Stop,
-}
-
 /// Between two events: time to fill slabs again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -88,28 +79,26 @@ fn wait_lost(stage: &Stage, running: &mut Running, donor: usize) {
     });
 }
 
-/// Each event once, and again for so many seconds.
-fn go_through(stage: &mut Stage, running: &mut Running, events: &[Event], seconds: u64) {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+/// One donor is killed, and another one stopped; in a soak so on in turn.
+fn go_through(stage: &mut Stage, running: &mut Running) {
+    let deadline = Instant::now() + Duration::from_secs(soak_seconds(0));
     wait_lent(stage, running);
     // A page whose second copy is still being made would be lost with its first, as promised.
     wait_whole(stage, running);
     for turn in 0.. {
-        if Instant::now() >= deadline && turn >= events.len() {
+        if Instant::now() >= deadline && turn >= 2 {
             return;
         }
         let donor = turn % 3;
-        match events[turn % events.len()] {
-            Event::Kill => {
-                stage.signal_donor(donor, "KILL");
-                wait_lost(stage, running, donor);
-                stage.start_donor(donor);
-            }
-            Event::Stop => {
-                stage.signal_donor(donor, "STOP");
-                wait_lost(stage, running, donor);
-                stage.signal_donor(donor, "CONT");
-            }
+        if turn % 2 == 0 {
+            stage.signal_donor(donor, "KILL");
+            wait_lost(stage, running, donor);
+            stage.start_donor(donor);
+        } else {
+            // Until its borrower has had enough of its silence.
+            stage.signal_donor(donor, "STOP");
+            wait_lost(stage, running, donor);
+            stage.signal_donor(donor, "CONT");
         }
         std::thread::sleep(PAUSE);
         wait_whole(stage, running);
@@ -126,16 +115,7 @@ fn chaos_with_a_copy_on_disk_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
     let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], Family::Alone);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
-    end(&stage, running);
-}
-
-#[test]
-#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
-fn chaos_with_two_replicas_loses_nothing() {
-    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Alone);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    go_through(&mut stage, &mut running);
     end(&stage, running);
 }
 
@@ -143,7 +123,7 @@ fn chaos_with_two_replicas_loses_nothing() {
 fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Forked);
-    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    go_through(&mut stage, &mut running);
     end(&stage, running);
 }
 
@@ -188,10 +168,11 @@ fn replicas_that_are_all_stopped_for_a_while_lose_nothing() {
     stop_all_for_a_while("replicas=2", "tcp");
 }
 
-fn chaos_that_takes_every_donor(family: Family) {
+#[test]
+fn chaos_that_takes_every_donor_leaves_parent_and_child_the_disk() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
-    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], family);
+    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], Family::Forked);
     wait_lent(&stage, &mut running);
     (0..3).for_each(|donor| stage.signal_donor(donor, "KILL"));
     wait_device(&stage, &mut running, "the status to tell of it", |device| {
@@ -202,17 +183,6 @@ fn chaos_that_takes_every_donor(family: Family) {
         Some(device["donors"][1]["state"] == "connected")
     });
     end(&stage, running);
-}
-
-#[test]
-#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
-fn chaos_that_takes_every_donor_leaves_the_disk() {
-    chaos_that_takes_every_donor(Family::Alone);
-}
-
-#[test]
-fn chaos_that_takes_every_donor_leaves_parent_and_child_the_disk() {
-    chaos_that_takes_every_donor(Family::Forked);
 }
 
 /// Every donor is full, so that some pages have fewer copies than they should; then one donor after the other is
@@ -237,12 +207,6 @@ fn chaos_with_full_donors(redundancy: &str, family: Family) {
         std::thread::sleep(PAUSE);
     }
     end(&stage, running);
-}
-
-#[test]
-#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
-fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
-    chaos_with_full_donors("disk", Family::Alone);
 }
 
 #[test]

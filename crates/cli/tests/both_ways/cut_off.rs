@@ -149,8 +149,9 @@ fn options<'a>(key: &'a Path, others: &[&'a str]) -> Vec<&'a str> {
     options
 }
 
-/// The cable of the only donor is pulled, and the disk has every page. The verifier is told `verifier_arguments`.
-fn pull_the_cable_of_the_only_donor(verifier_arguments: &[&str]) {
+/// The cable of the only donor is pulled, and the disk has every page.
+#[test]
+fn a_donor_whose_cable_is_pulled_costs_no_page_of_parent_and_child() {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
@@ -158,7 +159,7 @@ fn pull_the_cable_of_the_only_donor(verifier_arguments: &[&str]) {
     let donor = start_inside(&stage, &namespace, &key);
     let backing = stage.disk().join("backing");
     let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
-    let program = [&[verifier.to_str().unwrap()], verifier_arguments].concat();
+    let program = [verifier.to_str().unwrap(), "32", UNTIL_TOLD, "7", "forked"];
     let mut running = Running::start(&mut stage.run(&options, &program));
     wait_lent(&stage, &mut running);
     once_or_for_a_soak(|| {
@@ -173,19 +174,9 @@ fn pull_the_cable_of_the_only_donor(verifier_arguments: &[&str]) {
     stage.assert_clean();
 }
 
-#[test]
-#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
-fn a_donor_whose_cable_is_pulled_costs_no_page() {
-    pull_the_cable_of_the_only_donor(&["64", UNTIL_TOLD, "5"]);
-}
-
-#[test]
-fn a_donor_whose_cable_is_pulled_costs_no_page_of_parent_and_child() {
-    pull_the_cable_of_the_only_donor(&["32", UNTIL_TOLD, "7", "forked"]);
-}
-
 /// The cable of one of two donors is pulled, and the other one has every page too.
-fn pull_the_cable_of_one_of_two_donors(verifier_arguments: &[&str]) {
+#[test]
+fn a_pulled_cable_costs_no_page_of_parent_and_child_that_another_donor_has_too() {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
@@ -193,7 +184,7 @@ fn pull_the_cable_of_one_of_two_donors(verifier_arguments: &[&str]) {
     let inside = start_inside(&stage, &namespace, &key);
     let (here, address) = start_here(&stage, &key);
     let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);
-    let program = [&[verifier.to_str().unwrap()], verifier_arguments].concat();
+    let program = [verifier.to_str().unwrap(), "32", UNTIL_TOLD, "8", "forked"];
     let mut running = Running::start(&mut stage.run(&options, &program));
     wait_lent(&stage, &mut running);
     once_or_for_a_soak(|| {
@@ -212,17 +203,6 @@ fn pull_the_cable_of_one_of_two_donors(verifier_arguments: &[&str]) {
     stage.wait_returned();
     drop((inside, here));
     stage.assert_clean();
-}
-
-#[test]
-#[ignore = "as much as its neighbour does with a child: `make soak` runs it"]
-fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
-    pull_the_cable_of_one_of_two_donors(&["64", UNTIL_TOLD, "6"]);
-}
-
-#[test]
-fn a_pulled_cable_costs_no_page_of_parent_and_child_that_another_donor_has_too() {
-    pull_the_cable_of_one_of_two_donors(&["32", UNTIL_TOLD, "8", "forked"]);
 }
 
 /// A small file system of its own in a file, mounted. Dropping it unmounts.

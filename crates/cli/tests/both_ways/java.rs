@@ -7,7 +7,7 @@ use crate::both_ways::programs::{Kind, same_output};
 use crate::both_ways::stage::Stage;
 use crate::support;
 
-/// It ends with another status than 0 unless the collector ran, nine times at least, and left the live set as it was.
+/// It ends with another status than 0 unless the collector ran, four times at least, and left the live set as it was.
 const CHURN: &str = include_str!("programs/Churn.java");
 
 /// A stage with the program's class in its directory.

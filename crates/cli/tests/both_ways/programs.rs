@@ -139,7 +139,7 @@ fn locked_pages_stay_local() {
 pub(crate) const SORT: [&str; 3] = ["sort", "--buffer-size=256M", "--parallel=2"];
 
 pub(crate) fn sort_input() -> String {
-    lines(SORTED_LINES, 18)
+    lines(SORTED_LINES, 40)
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn sort_writes_what_it_always_writes() {
 }
 
 /// GNU sort starts a second thread for 131,072 lines and more (`SUBTHREAD_LINES_HEURISTIC` in its `sort.c`).
-const SORTED_LINES: u64 = 300_000;
+const SORTED_LINES: u64 = 140_000;
 
 /// Lines of so many words in no order, the same at every call.
 fn lines(count: u64, words: usize) -> String {
@@ -190,13 +190,13 @@ fn python_and_numpy_compute_the_same() {
 /// Entries of a dictionary lie in no order; growing copies its table, and removing leaves holes.
 pub(crate) const DICTIONARIES: &str = "import hashlib\n\
     counts = {}\n\
-    for i in range(100000):\n    \
+    for i in range(70000):\n    \
         key = i * 7919 % 60013\n    \
         counts[key] = counts.get(key, 0) + i\n\
     for key in range(0, 60013, 3):\n    \
         counts.pop(key, None)\n\
-    nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(120000)}\n\
-    total = sum(nested[f'key {i * 31 % 120000}']['number'] * (i % 7) for i in range(20000))\n\
+    nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(90000)}\n\
+    total = sum(nested[f'key {i * 31 % 90000}']['number'] * (i % 7) for i in range(10000))\n\
     print(len(counts), sum(counts.values()), total)\n\
     print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
     print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
@@ -212,8 +212,8 @@ fn sqlite_answers_the_same() {
     let Some(stage) = Stage::set(&["sqlite3"]) else { return };
     let script = "PRAGMA temp_store=MEMORY; PRAGMA cache_size=-200000;\n\
         CREATE TABLE pairs(key INTEGER PRIMARY KEY, value TEXT, other INTEGER);\n\
-        WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 225000)\n\
-        INSERT INTO pairs SELECT n, printf('%064d', n * 7919 % 1000003), n * 104729 % 65537 FROM numbers;\n\
+        WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 80000)\n\
+        INSERT INTO pairs SELECT n, printf('%0240d', n * 7919 % 1000003), n * 104729 % 65537 FROM numbers;\n\
         CREATE INDEX by_other ON pairs(other, value);\n\
         SELECT count(*), sum(other), min(value), max(value) FROM pairs;\n\
         SELECT other, count(*), max(key) FROM pairs GROUP BY other ORDER BY count(*) DESC, other LIMIT 20;\n\
@@ -230,7 +230,7 @@ fn sqlite_answers_the_same() {
 fn a_compiler_writes_the_same_object() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let source = stage.disk().join("large.c");
-    fs::write(&source, large_source(200, 350_000)).unwrap();
+    fs::write(&source, large_source(60, 500_000)).unwrap();
     same_output(Kind::Growing, &stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
 }
 

@@ -60,8 +60,8 @@ pub(crate) fn redis_client(socket: &Path, server: &mut Running) -> BufReader<Uni
 
 /// Fills a server; gives the digest of everything in it.
 pub(crate) fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
-    assert_eq!(redis(client, "DEBUG POPULATE 50000 key 1500"), "+OK");
-    for number in (0..50000).step_by(7) {
+    assert_eq!(redis(client, "DEBUG POPULATE 20000 key 3700"), "+OK");
+    for number in (0..20_000).step_by(7) {
         assert_eq!(redis(client, &format!("SET key:{number} changed-{}", number * 31)), "+OK");
     }
     redis(client, "DEBUG DIGEST")
@@ -69,7 +69,7 @@ pub(crate) fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
 
 /// What a server is told while it saves: words of another length than before, and new ones.
 pub(crate) fn write_while_saving(client: &mut BufReader<UnixStream>) {
-    for number in 48_000..53_000 {
+    for number in 19_200..21_200 {
         assert_eq!(redis(client, &format!("SET key:{number} while-saving-{}", number * 17)), "+OK");
     }
 }

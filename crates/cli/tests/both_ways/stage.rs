@@ -1,6 +1,8 @@
 //! What a test stands on: the lock, a registry and a disk of its own, donors, and the way out.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -91,7 +93,8 @@ impl Stage {
         Self::set_in(programs, PLACES, FlockOperation::LockExclusive)
     }
 
-    /// [`Stage::set`] for a test that mostly waits, and uses neither swap nor a limit on memory.
+    /// [`Stage::set`] for a test that uses neither swap nor a limit on memory. Two of swap cannot be at once: the
+    /// kernel pages every program to the device of the highest priority, and so to the donors of the other test.
     pub(crate) fn set_beside_others(programs: &[&str]) -> Option<Self> {
         Self::set_in(programs, 1, FlockOperation::LockShared)
     }
@@ -169,14 +172,29 @@ impl Stage {
         statistics
     }
 
-    /// Compiles one of the C programs.
+    /// One of the C programs, at a path of this stage's own. It is compiled once for all tests beside the build, and
+    /// again when a source has changed.
     pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs").join(format!("{name}.c"));
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs");
+        let files = fs::read_dir(&sources).expect("sources can be listed").flatten();
+        let contents: BTreeMap<_, _> = files.map(|file| (file.path(), fs::read(file.path()).ok())).collect();
+        let mut hasher = DefaultHasher::new();
+        (options, contents).hash(&mut hasher);
+        let compiled = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hasher.finish()));
         let binary = self.disk().join(name);
-        support::run(
-            Command::new("gcc").args(["-O2", "-Werror=int-conversion", "-o"]).arg(&binary).arg(source).args(options),
-        )
-        .done("gcc");
+        let _of_another_call = fs::remove_file(&binary);
+        if !compiled.exists() {
+            let mut compiler = Command::new("gcc");
+            compiler.args(["-O2", "-Werror=int-conversion", "-o"]).arg(&binary).arg(sources.join(format!("{name}.c")));
+            support::run(compiler.args(options)).done("gcc");
+            // Options with a path are for one test.
+            if options.iter().any(|option| option.contains('/')) {
+                return binary;
+            }
+            fs::rename(&binary, &compiled).expect("both lie beside the build");
+        }
+        // A copy that this process had open for writing could not be executed while another thread forks.
+        fs::hard_link(compiled, &binary).expect("both lie beside the build");
         binary
     }
 

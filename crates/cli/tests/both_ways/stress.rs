@@ -9,14 +9,25 @@ use crate::both_ways::shares::assert_share;
 use crate::both_ways::stage::Stage;
 use crate::support::{self, soak_seconds};
 
-/// Runs the stress program for some seconds with a budget.
-pub(crate) fn stress(local: &str, threads: &str, seed: u64) {
-    stress_with(&[], local, threads, seed);
+#[test]
+fn stress_with_few_threads_finds_no_wrong_word() {
+    stress_with(&[], "50%", "2", 1);
 }
 
-/// As [`stress`], with more options for `run`; gives the run's statistics.
+#[test]
+fn stress_with_many_threads_finds_no_wrong_word() {
+    stress_with(&[], "25%", "8", 2);
+}
+
+/// As many as the program can have.
+#[test]
+fn stress_with_32_threads_finds_no_wrong_word() {
+    stress_with(&[], "25%", "32", 5);
+}
+
+/// Runs the stress program for some seconds with a budget, and more options for `run`; gives the run's statistics.
 pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u64) -> Option<Value> {
-    let seconds = soak_seconds(6).to_string();
+    let seconds = soak_seconds(3).to_string();
     let (statistics, said) = exact("stress", options, local, &|disk| {
         let file = disk.join("file").to_str().unwrap().to_owned();
         let mut arguments = vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file];

@@ -52,7 +52,7 @@ fn swap_without_named_donors_is_at_the_clusters() {
 
 #[test]
 fn a_device_without_named_donors_is_at_the_clusters() {
-    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let Some(stage) = Stage::set_beside_others(&["fio"]) else { return };
     let cluster = cluster(&stage);
     let agents = cluster.start_all("");
     let options = ["--slab-size", "4M", "--redundancy", "replicas=2", "--transport", "tcp"];
@@ -86,7 +86,7 @@ fn an_agents_borrower_without_donors_uses_the_clusters() {
 /// A device that named no donor, while a machine joins, is drained, lends again, and leaves.
 #[test]
 fn a_device_follows_its_cluster_and_a_drained_machine_is_empty() {
-    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let Some(stage) = Stage::set_beside_others(&["fio"]) else { return };
     let cluster = Agents::lending(3, "160M").with_first_registry(stage.registry());
     let start = |machine| cluster.start(machine, &cluster.configure(machine, &cluster.key(), ""));
     let mut agents = vec![start(0), start(1)];

@@ -26,7 +26,7 @@ pub(super) fn writer(path: &str) -> Running {
 
 #[test]
 fn a_device_gets_other_donors_while_it_is_written_to() {
-    let Some(mut stage) = Stage::set(&["fio"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["fio"]) else { return };
     stage.donor("160M");
     let first = stage.donor_options();
     let mut options = vec!["device", "on", "--size", "128M", "--slab-size", "4M", "--redundancy", "none", "--key"];

@@ -55,7 +55,7 @@ pub(super) fn fio(device: &Path, options: &[&str]) {
 
 #[test]
 fn fio_finds_what_it_wrote() {
-    let Some(mut stage) = Stage::set(&["fio"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["fio"]) else { return };
     let device = device_on(&mut stage, "256M");
     let several = ["--numjobs=4", "--size=64M", "--offset_increment=64M"];
     fio(&device, &[&["--rw=randwrite", "--bs=4k", "--iodepth=16"], &several[..]].concat());
@@ -69,7 +69,7 @@ fn fio_finds_what_it_wrote() {
 /// A user who names no donor gets donors of the device's own, is told so, and is rid of them with the device.
 #[test]
 fn a_device_without_named_donors_starts_its_own() {
-    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let Some(stage) = Stage::set_beside_others(&["fio"]) else { return };
     let said = support::run(&mut stage.spillway(&["device", "on", "--size", "64M", "--slab-size", "4M"]));
     let said = said.done("device on");
     assert!(said.errors.contains("no --donor was named: 3 donors on this machine"), "{}", said.errors);
@@ -87,7 +87,7 @@ fn a_device_without_named_donors_starts_its_own() {
 #[test]
 fn a_transport_that_was_asked_for_is_taken_and_told() {
     for transport in ["tcp", "shm"] {
-        let Some(mut stage) = Stage::set(&["fio"]) else { return };
+        let Some(mut stage) = Stage::set_beside_others(&["fio"]) else { return };
         let device = device_over(&mut stage, "64M", transport);
         fio(&device, &["--rw=randwrite", "--bs=16k", "--iodepth=8", "--size=64M"]);
         wait_until("the status to tell the transport of both donors", || {
@@ -120,7 +120,7 @@ fn can_keep_awake(stage: &Stage) -> bool {
 #[test]
 fn idle_cpus_are_kept_awake_during_bursts_unless_that_is_not_wanted() {
     for wanted in ["never", "bursts"] {
-        let Some(mut stage) = Stage::set(&["fio"]) else { return };
+        let Some(mut stage) = Stage::set_beside_others(&["fio"]) else { return };
         let device = device_with(&mut stage, "64M", &["--keep-awake", wanted]);
         let bursts = |stage: &Stage| stage.device()["traffic"]["bursts"].as_u64().unwrap();
         // On a busy machine requests may come too rarely for a burst, so several rounds may be needed.
@@ -150,7 +150,7 @@ const DISCARDING_JOBS: [&[&str]; 3] = [
 
 #[test]
 fn fio_finds_what_it_wrote_between_discards_of_the_same_range() {
-    let Some(mut stage) = Stage::set(&["fio"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["fio"]) else { return };
     let device = device_on(&mut stage, "192M");
     let file = format!("--filename={}", device.display());
     // Each block is discarded, written, perhaps discarded again, and at last read: what it was written with, or zeroes.
@@ -178,7 +178,7 @@ fn fio_finds_what_it_wrote_between_discards_of_the_same_range() {
 
 #[test]
 fn discarded_ranges_read_as_zero_and_go_back_to_donors() {
-    let Some(mut stage) = Stage::set(&["fio", "blkdiscard"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["fio", "blkdiscard"]) else { return };
     let device = device_on(&mut stage, "128M");
     fio(&device, &["--rw=write", "--bs=1M", "--iodepth=4", "--size=128M", "--do_verify=0"]);
     let full = pages_stored(&stage);
@@ -201,7 +201,7 @@ fn discarded_ranges_read_as_zero_and_go_back_to_donors() {
 
 #[test]
 fn a_file_system_keeps_a_tree_of_files() {
-    let Some(mut stage) = Stage::set(&["mkfs.ext4", "fsck.ext4", "mount", "cp", "diff"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["mkfs.ext4", "fsck.ext4", "mount", "cp", "diff"]) else { return };
     let device = device_on(&mut stage, "256M");
     let tree = stage.disk().join("tree");
     make_tree(&tree);
@@ -257,7 +257,7 @@ fn make_tree(root: &Path) {
 
 #[test]
 fn a_device_that_is_on_cannot_be_switched_on_again() {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     device_on(&mut stage, "64M");
     let donors = stage.donor_options();
     let options = ["device", "on", "--size", "64M", "--redundancy", "none", "--key", "none", &donors[0], &donors[1]];
@@ -270,7 +270,7 @@ fn a_device_that_is_on_cannot_be_switched_on_again() {
 
 #[test]
 fn full_and_read_only_places_for_a_backing_file_are_refused() {
-    let Some(mut stage) = Stage::set(&["mkfs.ext4", "mount", "truncate"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["mkfs.ext4", "mount", "truncate"]) else { return };
     stage.donor("96M");
     let donors = stage.donor_options();
     let image = stage.disk().join("image");

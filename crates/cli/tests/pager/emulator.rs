@@ -123,6 +123,7 @@ fn check_share(local: &str) {
 }
 
 #[test]
+#[ignore = "as much as its neighbour does in a quarter: `make soak` runs it"]
 fn a_guest_in_half_of_its_memory_finds_every_word() {
     check_share("50%");
 }

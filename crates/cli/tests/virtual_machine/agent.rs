@@ -26,9 +26,9 @@ on_front_end!(
 
 /// Programs that page half of their memory in and out, until they are told that it [is enough](end_paging).
 pub(crate) fn start_paging(guest: &Guest) -> Job {
-    guest.said("cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control; mkdir -p paging; echo 48M >paging/memory.max");
-    let programs = guest.start(&format!("echo 0 >/sys/fs/cgroup/paging/cgroup.procs; {}", verifiers(96, 3600)));
-    wait_swapped(guest, 32);
+    guest.said("cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control; mkdir -p paging; echo 24M >paging/memory.max");
+    let programs = guest.start(&format!("echo 0 >/sys/fs/cgroup/paging/cgroup.procs; {}", verifiers(48, 3600)));
+    wait_swapped(guest, 16);
     programs
 }
 
@@ -56,9 +56,9 @@ fn start_agent(guest: &Guest) -> Job {
 
 fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_end: FrontEnd) {
     let Some(guest) = Guest::boot(builder(front_end, 640)) else { return };
-    let donor = guest.donor("d", "128M", "unix:/run/d.sock", "none");
+    let donor = guest.donor("d", "72M", "unix:/run/d.sock", "none");
     guest.said(&format!(
-        "printf '[borrower]\\nsize = \"112M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
+        "printf '[borrower]\\nsize = \"64M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
          backing = \"/disk/backing\"\\nkey = \"none\"\\nslab_size = \"4M\"\\nfrontend = \"{}\"\\n' >/run/agent.toml",
         front_end.name
     ));
@@ -81,7 +81,7 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
     is_refused_without_memory(&guest);
     lift_limit(&guest);
     // What the programs may have in swap, and what is to stay.
-    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 136 ]");
+    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 88 ]");
     guest.said("kill -TERM $(cat /run/agent.pid)");
     guest.end_of(&agent);
     assert_eq!(area(&guest), "", "an agent that ends well brings every page back");
@@ -92,7 +92,7 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
 
 /// `swap off` with memory for less than what is in swap; the memory is there again afterwards.
 fn is_refused_without_memory(guest: &Guest) {
-    // At least 32 MiB are in swap, and a sixteenth of the memory is to stay, 16 MiB of which are kept back now.
+    // At least 16 MiB are in swap, and a sixteenth of the memory is to stay, 16 MiB of which are kept back now.
     guest.said(
         // Memory of which nothing can leave.
         "mkdir /ballast; mount -t tmpfs -o size=100%,noswap ballast /ballast; \

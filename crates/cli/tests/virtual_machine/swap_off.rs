@@ -20,9 +20,9 @@ fn lower_reserve(guest: &Guest) -> String {
 
 /// Swap with a copy on disk at one donor `d`.
 fn swap_on(guest: &Guest, front_end: FrontEnd) -> Job {
-    let donor = guest.donor("d", "128M", "unix:/run/d.sock", "none");
+    let donor = guest.donor("d", "72M", "unix:/run/d.sock", "none");
     guest.said(&format!(
-        "spillway swap on --frontend {} --size 112M {SLABS} --redundancy disk --backing /disk/backing --key none \
+        "spillway swap on --frontend {} --size 64M {SLABS} --redundancy disk --backing /disk/backing --key none \
          --donor unix:/run/d.sock",
         front_end.name
     ));

@@ -9,7 +9,12 @@ use crate::virtual_machine::front_ends::FrontEnd;
 use crate::virtual_machine::guest::{Guest, SLABS, builder};
 use crate::virtual_machine::overcommit::{assert_exact, overcommit_within, verifiers, wait_filled, wait_swapped};
 
-on_front_end!(ublk, UBLK, a_machine_pages_to_another_through_cut_cables_and_a_killed_donor);
+on_front_end!(
+    ublk,
+    UBLK,
+    #[ignore = "minutes, emulated, of what `overcommit.rs` does here and `cut_off.rs` on the host: `make soak` runs it"]
+    a_machine_pages_to_another_through_cut_cables_and_a_killed_donor
+);
 on_front_end!(
     nbd,
     NBD,

@@ -5,9 +5,9 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Random;
 
-/** Allocates as much as ten heaps of so many MiB have, keeps one piece in eight for a while, and checks every byte of what it kept: Churn MIB. */
+/** Allocates as much as five heaps of so many MiB have, keeps one piece in eight for a while, and checks every byte of what it kept: Churn MIB. */
 public class Churn {
-    static final int HEAPS = 10, KEYS = 2500, KEPT_ONE_IN = 8, PIECE_BYTES_MAX = 8192;
+    static final int HEAPS = 5, KEYS = 2500, KEPT_ONE_IN = 8, PIECE_BYTES_MAX = 8192;
 
     /** What a piece that was made in this turn is full of. */
     static byte content(int turn) {

@@ -53,7 +53,7 @@ static void do_child(size_t pages, const char *seed) {
     check(memory, pages, strtoul(seed, NULL, 10), "spawned child");
 }
 
-enum { CHURNERS = 4, CHURN_ROUNDS = 20 };
+enum { CHURNERS = 4, CHURN_ROUNDS = 10 };
 
 struct churner {
     pthread_t thread;
@@ -247,7 +247,7 @@ static void do_control(size_t pages) {
     for (int i = 0; i < SLEEPERS; i++) pthread_join(sleepers[i].thread, NULL);
 }
 
-enum { GROWERS = 4, GROW_ROUNDS = 12 };
+enum { GROWERS = 4, GROW_ROUNDS = 6 };
 
 /* What realloc does to large memory: it grows by some pages at a time, and may move. */
 static void *grow(void *argument) {
