@@ -268,7 +268,9 @@ static void owners(void)
         usleep(1000);
     for (int i = 0; i < THREADS; i++)
         clone(waits, stacks + (i + 2) * 16 * PAGE, SHARED, (void *)owned(locks, i));
-    usleep(100000);
+    for (int i = 0; i < THREADS; i++)
+        while (!(*owned(locks, i) & FUTEX_WAITERS))
+            usleep(1000);
     fill();
     go = 1;
     futex(&go, FUTEX_WAKE, INT32_MAX, NULL);
