@@ -18,9 +18,10 @@ pub enum DonorAddress {
 
 /// A donor address that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a donor address; write HOST:PORT, [IPV6]:PORT or unix:/PATH")]
+#[error("'{text}' is not a donor address; {advice}")]
 pub struct AddressError {
     text: String,
+    advice: &'static str,
 }
 
 impl DonorAddress {
@@ -38,7 +39,8 @@ impl FromStr for DonorAddress {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let error = || AddressError { text: plain(text).into_owned() };
+        let told = |advice| AddressError { text: plain(text).into_owned(), advice };
+        let error = || told("write HOST:PORT, [IPV6]:PORT or unix:/PATH");
         if !is_plain(text) {
             return Err(error());
         }
@@ -48,9 +50,15 @@ impl FromStr for DonorAddress {
         let (host, port) = text.rsplit_once(':').ok_or_else(error)?;
         let bracketed = host.starts_with('[') && host.ends_with(']');
         let plain = !host.is_empty() && !host.contains([':', '/', '[', ']', ' ']);
+        if !bracketed && !plain {
+            return Err(error());
+        }
+        if host.contains('%') {
+            return Err(told("write HOST:PORT without a zone (%), which only one machine knows"));
+        }
         match port.parse::<u16>() {
-            Ok(port) if port > 0 && (bracketed || plain) => Ok(Self::Tcp(text.to_owned())),
-            _ => Err(error()),
+            Ok(port) if port > 0 => Ok(Self::Tcp(text.to_owned())),
+            _ => Err(told("write HOST:PORT with a port from 1 to 65535")),
         }
     }
 }
@@ -87,6 +95,9 @@ mod tests {
         for text in ["", "node1", "node1:", "node1:0", "node1:99999", ":7070", "::1:7070", "unix:relative", "a b:1"] {
             let error = text.parse::<DonorAddress>().unwrap_err();
             assert!(error.to_string().contains("HOST:PORT"), "{text}");
+        }
+        for (text, word) in [("node1:0", "65535"), ("node1:70000", "65535"), ("[fe80::1%eth0]:7070", "zone")] {
+            assert!(text.parse::<DonorAddress>().unwrap_err().to_string().contains(word), "{text}");
         }
     }
 }

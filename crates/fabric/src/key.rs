@@ -77,6 +77,12 @@ pub enum KeyError {
         "a key was given where the path of a key file is wanted; write the key to a file of mode 600, and name that"
     )]
     Secret,
+    /// A directory was named.
+    #[error("{path} is a directory; name the file of the cluster key in it")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The file holds something else.
     #[error(
         "{path} does not hold a cluster key (a line of 64 hexadecimal digits, or two lines while the key changes); copy the file of another machine of the cluster"
@@ -187,6 +193,9 @@ impl ClusterKey {
             _ => KeyError::Replaceable(error),
         })?;
         let metadata = file.metadata().map_err(io_error)?;
+        if metadata.is_dir() {
+            return Err(KeyError::Directory { path: path.to_owned() });
+        }
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
@@ -399,6 +408,7 @@ mod tests {
         assert_eq!(ClusterKey::load(&path).unwrap(), made);
         let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(names, 1, "no private file stays behind");
+        assert!(matches!(ClusterKey::load(directory.path()), Err(KeyError::Directory { .. })));
     }
 
     #[test]

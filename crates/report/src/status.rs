@@ -51,11 +51,13 @@ impl Item {
         self.swap.is_some()
     }
 
-    /// The run that a device belongs to.
+    /// The run that a device belongs to. A report of another release says it too, so that no command takes the device of
+    /// a run for a device by itself.
     pub fn run(&self) -> Option<String> {
         match self.read() {
             Ok(Report::Device(report)) => report.run,
-            _ => None,
+            Ok(_) => None,
+            Err(_) => self.report.get("run")?.as_str().map(ToOwned::to_owned),
         }
     }
 }

@@ -474,6 +474,11 @@ mod tests {
 
     #[test]
     fn run_has_defaults_and_needs_a_program() {
+        for line in ["run --local 50% sort --parallel 2 -- x", "run --local 50% -- sort --parallel 2 -- x"] {
+            let Command::Run(run) = parse(&format!("spillway {line}")).unwrap() else { panic!("not run") };
+            assert_eq!(run.program, ["sort", "--parallel", "2", "--", "x"], "{line}");
+        }
+        assert!(parse("spillway run --lokal 50% sort").is_err(), "an option that does not exist is no program");
         let Command::Run(run) = parse("spillway run -- true").unwrap() else { panic!("not run") };
         assert_eq!((run.local, run.own_donors, run.via), (LocalBudget::Percent(50.0), 3, Via::Auto));
         assert_eq!(run.storage.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);

@@ -166,8 +166,8 @@ pub(crate) struct RunArguments {
     /// What `trace record` wants recorded
     #[arg(skip)]
     pub(crate) recording: Option<Recording>,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The program and its arguments; options of `run` end at the first word that is none, or at `--`
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub(crate) program: Vec<OsString>,
 }
 

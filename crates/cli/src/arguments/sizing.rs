@@ -56,8 +56,8 @@ pub(crate) struct SizingArguments {
     /// Output; with a program it goes to standard error, because standard output is the program's
     #[command(flatten)]
     pub(crate) output: OutputArguments,
-    /// The program and its arguments
-    #[arg(last = true, value_name = "CMD")]
+    /// The program and its arguments; options of `size` end at the first word that is none, or at `--`
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) program: Vec<OsString>,
 }
 

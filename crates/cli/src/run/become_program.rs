@@ -1,12 +1,15 @@
 //! The hidden command that becomes the program of a run.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
+use spillway_fabric::plain_text::plain;
 use spillway_sys::core_dumps::CoreDumps;
 
 use super::calls;
@@ -50,8 +53,28 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting));
     callers_preload::give_back(&mut command);
     let error = command.exec();
-    let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
-    Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
+    let shown = arguments.file.display();
+    let (text, status) = match error.kind() {
+        // The file was there a moment ago: the kernel says this of the program that the file names.
+        ErrorKind::NotFound => (format!("{shown}: {}", missing_interpreter(&arguments.file)), EXIT_NOT_FOUND),
+        _ => (format!("{shown}: {error}"), EXIT_NOT_EXECUTABLE),
+    };
+    Failure::Program { text, status }
+}
+
+/// What a file needs that the kernel did not find.
+fn missing_interpreter(file: &Path) -> String {
+    let mut head = [0; 256];
+    let length = File::open(file).and_then(|mut file| file.read(&mut head)).unwrap_or(0);
+    let line = head[..length].split(|byte| *byte == b'\n').next().unwrap_or_default();
+    match line.strip_prefix(b"#!") {
+        Some(rest) => {
+            let interpreter = String::from_utf8_lossy(rest.trim_ascii());
+            let interpreter = plain(interpreter.split_whitespace().next().unwrap_or_default()).into_owned();
+            format!("its interpreter '{interpreter}' is missing; install it, or mend the first line of the file")
+        }
+        None => "it is gone, or its loader is missing: it was built for another system (`file` tells which)".to_owned(),
+    }
 }
 
 /// What the user allows the program to dump; all bits of `limit` are no limit.
@@ -65,4 +88,19 @@ pub(super) fn setting(text: &OsString) -> Option<(&OsStr, &OsStr)> {
     let bytes = text.as_bytes();
     let middle = bytes.iter().position(|byte| *byte == b'=')?;
     Some((OsStr::from_bytes(&bytes[..middle]), OsStr::from_bytes(&bytes[middle + 1..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_interpreter_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("script");
+        fs::write(&script, "#! /no/such/interpreter -x\ntrue\n").unwrap();
+        assert!(missing_interpreter(&script).contains("'/no/such/interpreter' is missing"));
+        fs::write(&script, b"\x7fELF\x02").unwrap();
+        assert!(missing_interpreter(&script).contains("another system"));
+    }
 }

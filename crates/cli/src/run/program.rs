@@ -104,7 +104,9 @@ fn own_core_dumps(before: Option<CoreDumps>) -> Vec<OsString> {
 
 /// Looks the program up as the shell does.
 pub(crate) fn find(program: &[OsString]) -> Result<Found, Failure> {
-    let name = program.first().ok_or_else(|| Failure::usage("name a program after `--`"))?;
+    let name = program.first().filter(|name| !name.is_empty());
+    let name =
+        name.ok_or_else(|| Failure::usage("the program has no name; write it behind the options, or after `--`"))?;
     let file = if name.as_encoded_bytes().contains(&b'/') {
         PathBuf::from(name)
     } else {
@@ -131,6 +133,10 @@ fn is_executable(file: &Path) -> bool {
 fn check_executable(name: &OsStr, file: &Path) -> Result<(), Failure> {
     if !file.exists() {
         return Err(not_found(name));
+    }
+    if file.is_dir() {
+        let text = format!("{} is a directory; name a program in it", file.display());
+        return Err(Failure::Program { text, status: EXIT_NOT_EXECUTABLE });
     }
     if is_executable(file) {
         return Ok(());
@@ -278,6 +284,8 @@ mod tests {
         assert_eq!(status("/no/such/program"), EXIT_NOT_FOUND);
         assert_eq!(status("/etc/passwd"), EXIT_NOT_EXECUTABLE);
         assert_eq!(status("/tmp/"), EXIT_NOT_EXECUTABLE);
+        assert!(find(&["/tmp/".into()]).unwrap_err().to_string().contains("is a directory"));
+        assert_eq!(status(""), 2);
         assert!(find(&[]).is_err());
     }
 
