@@ -51,8 +51,8 @@ impl Item {
         self.swap.is_some()
     }
 
-    /// The run that a device belongs to. A report of another release says it too, so that no command takes the device of
-    /// a run for a device by itself.
+    /// The run that a device belongs to. A report of another release says it too: no command takes the device of a run
+    /// for a device by itself.
     pub fn run(&self) -> Option<String> {
         match self.read() {
             Ok(Report::Device(report)) => report.run,
