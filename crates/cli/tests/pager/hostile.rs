@@ -39,8 +39,8 @@ impl Trap {
         // The attacker renames it, in a directory with the sticky bit.
         std::os::unix::fs::chown(&named, Some(65534), None).unwrap();
         let (bait, impostor) = (named.join("bait"), place.join("impostor"));
-        fs::copy(stage.compile("bait", &["-no-pie", "-fno-pie", &define]), &bait).unwrap();
-        fs::copy(stage.compile("impostor", &[]), &impostor).unwrap();
+        support::copy_program(stage.compile("bait", &["-no-pie", "-fno-pie", &define]), &bait);
+        support::copy_program(stage.compile("impostor", &[]), &impostor);
         let said = support::run(Command::new(&bait).arg("addresses")).done("the bait").text();
         let [taken, room, base] = said.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{said}") };
         fs::set_permissions(&bait, fs::Permissions::from_mode(0o4755)).unwrap();

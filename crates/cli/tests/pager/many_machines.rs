@@ -326,6 +326,18 @@ impl Cluster {
         Some(of_name.read().ok()?.donor()?.recalls.returned)
     }
 
+    /// The donor that a fault befalls: `drawn`, but of a squeeze the one that lends most, because it is to give back.
+    fn befallen(&self, fault: Fault, drawn: usize) -> usize {
+        if fault != Fault::Squeeze {
+            return drawn;
+        }
+        let devices = self.devices();
+        let lent = |donor: &usize| -> u64 {
+            devices.iter().filter_map(|device| device["donors"][donor]["slabs"].as_u64()).sum()
+        };
+        (0..DONORS).max_by_key(lent).expect("there are donors")
+    }
+
     /// A fault of a donor begins.
     fn begin(&mut self, donor: usize, fault: Fault) -> Suffering {
         let (before, returned) = (self.devices()[0]["donors"][donor]["donor"].clone(), self.recalls_returned(donor));
@@ -429,7 +441,8 @@ fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_one_donor_at_a
         }
         // Each kind once, and then any.
         let fault = FAULTS[if turn < FAULTS.len() { turn } else { random.random_range(..FAULTS.len()) }];
-        cluster.suffer(&[(random.random_range(..DONORS), fault)]);
+        let donor = cluster.befallen(fault, random.random_range(..DONORS));
+        cluster.suffer(&[(donor, fault)]);
     }
     tell(&cluster.end());
 }
@@ -449,7 +462,7 @@ fn a_cluster_of_twelve_machines_loses_no_page_whatever_happens_to_two_donors_at_
         let first = FAULTS[if turn < FAULTS.len() { turn } else { random.random_range(..FAULTS.len()) }];
         let second = FAULTS[random.random_range(..FAULTS.len())];
         let second = if first == Fault::Kill && second == Fault::Kill { Fault::Stop } else { second };
-        let donor = random.random_range(..DONORS);
+        let donor = cluster.befallen(first, random.random_range(..DONORS));
         let other = (donor + 1 + random.random_range(..DONORS - 1)) % DONORS;
         cluster.suffer(&[(donor, first), (other, second)]);
     }

@@ -32,7 +32,7 @@ impl Place {
         let directory = support::registry_directory();
         let own = directory.path();
         fs::set_permissions(own, fs::Permissions::from_mode(0o1777)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_spillway"), own.join("spillway")).unwrap();
+        support::copy_program(env!("CARGO_BIN_EXE_spillway"), own.join("spillway"));
         // On a disk, because memory file systems often allow no device nodes.
         let node = stage.disk().join("userfaultfd");
         let device = fs::metadata("/dev/userfaultfd").ok().filter(|device| device.file_type().is_char_device());
@@ -84,7 +84,7 @@ impl Place {
     /// Whether a program whose file has `CAP_SYS_PTRACE` has it too, which file systems, mounts, containers and
     /// kernels may forbid.
     pub(crate) fn grants_capabilities(&self) -> bool {
-        fs::copy("/bin/cat", self.path().join("cat")).unwrap();
+        support::copy_program("/bin/cat", self.path().join("cat"));
         let granted = self.set_capabilities("setcap cap_sys_ptrace+ep $(command -v cat)");
         granted
             && support::run(&mut self.as_user("cat", &["/proc/self/status"]))
@@ -100,7 +100,7 @@ impl Place {
 /// A program of the stage, where the user may execute it.
 pub(crate) fn program(stage: &Stage, place: &Place, name: &str) -> String {
     let target = place.path().join(name);
-    fs::copy(stage.compile(name, &["-pthread", "-lutil", "-ldl"]), &target).unwrap();
+    support::copy_program(stage.compile(name, &["-pthread", "-lutil", "-ldl"]), &target);
     target.to_str().unwrap().to_owned()
 }
 

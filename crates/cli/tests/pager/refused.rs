@@ -39,7 +39,7 @@ fn programs_for_other_loaders_and_of_other_users_are_sent_there_too() {
     let mut refused = vec![(narrow, "is a 32-bit program")];
     if support::is_root() {
         let other = stage.disk().join("other");
-        fs::copy("/bin/true", &other).unwrap();
+        support::copy_program("/bin/true", &other);
         std::os::unix::fs::chown(&other, Some(65534), None).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(0o4755)).unwrap();
         refused.push((other, "set-user-ID"));

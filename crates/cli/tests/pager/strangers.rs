@@ -29,7 +29,7 @@ fn a_strangers_flood_of_notes_reaches_neither_the_log_nor_programs_that_start() 
     let Some(stage) = Stage::set(&["gcc", "setpriv"]) else { return };
     let Some(place) = Place::new(&stage) else { return };
     let flood = place.path().join("notes");
-    fs::copy(stage.compile("notes", &[]), &flood).unwrap();
+    support::copy_program(stage.compile("notes", &[]), &flood);
     let script = "while [ ! -e $0 ]; do /bin/true || exit 1; done; echo went on";
     let end = place.path().join("end");
     let registry = place.path().join("r");

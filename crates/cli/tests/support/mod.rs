@@ -177,6 +177,12 @@ pub(crate) fn soak_seconds(default: u64) -> u64 {
     std::env::var("SPILLWAY_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// Copies a program that a test starts. Not in this process: a child that another test starts meanwhile would have the
+/// copy open for writing, and the kernel would not start it (`ETXTBSY`).
+pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
+    run(Command::new("cp").arg("--").arg(from).arg(to)).done("cp");
+}
+
 /// Runs a command to its end.
 pub(crate) fn run(command: &mut Command) -> Said {
     Running::start(command).end()
