@@ -13,7 +13,7 @@ use spillway_report::status::Item;
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
-use crate::registry::Registry;
+use crate::registry::{Kind, Registry};
 use crate::{limits, status};
 
 /// Between two looks.
@@ -48,7 +48,11 @@ pub(crate) fn wait(is_shown: bool) -> Result<(), Failure> {
 fn look(registry: &Registry) -> Result<u64, Failure> {
     let lacking = |item: &Item| match item.read() {
         Ok(report) => Ok(lacking_bytes(&report)),
-        Err(error) => Err(Failure::during(&item.name, error)),
+        // Only these have copies.
+        Err(error) if [Kind::Device, Kind::Run].contains(&item.kind) => {
+            Err(Failure::during(format!("the {} {}", item.kind.word(), item.name), error))
+        }
+        Err(_) => Ok(0),
     };
     status::collect(registry, None, &|_| true)?.iter().map(lacking).sum()
 }

@@ -53,7 +53,9 @@ impl FromStr for DonorAddress {
         if !bracketed && !plain {
             return Err(error());
         }
-        if host.contains('%') {
+        // A number is taken: what prints addresses writes zones so.
+        let zone = host.split_once('%').map(|(_, zone)| zone.trim_end_matches(']'));
+        if zone.is_some_and(|zone| zone.parse::<u32>().is_err()) {
             return Err(told("write HOST:PORT without a zone (%), which only one machine knows"));
         }
         match port.parse::<u16>() {

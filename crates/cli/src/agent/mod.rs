@@ -224,7 +224,14 @@ impl Cluster {
 /// What the devices of this machine store.
 fn used_bytes(registry: &Registry) -> u64 {
     let devices = status::collect(registry, Some(Kind::Device), &|_| true).unwrap_or_default();
-    let pages_stored = |item: &Item| Some(item.read().ok()?.volume()?.pages_stored);
+    let pages_stored = |item: &Item| match item.read() {
+        Ok(report) => Some(report.volume()?.pages_stored),
+        Err(error) => {
+            // Each look would say it again; `status` warns of such a report.
+            tracing::debug!("{} {}: what it stores is not counted: {error}", item.kind.word(), item.name);
+            None
+        }
+    };
     devices.iter().filter_map(pages_stored).sum::<u64>() * PAGE_SIZE_BYTES as u64
 }
 

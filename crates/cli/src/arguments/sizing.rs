@@ -24,7 +24,7 @@ pub(crate) struct SizingArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// With --trace: how long the program works with all memory local [default: as long as was recorded]
-    #[arg(long, value_name = "SECONDS", hide = true, env = "SPILLWAY_WORK_SECONDS", requires = "trace", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", hide = true, env = "SPILLWAY_WORK_SECONDS", value_parser = seconds)]
     pub(crate) work_seconds: Option<f64>,
     /// Run the program five times, by itself and with 100, 75, 50 and 25 % of its memory local, and say how long it
     /// took each time; nothing is predicted. --donor, --redundancy, --key and --via are as of `run`. Each run has an

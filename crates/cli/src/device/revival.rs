@@ -4,14 +4,14 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 use spillway_machine::waiting::wait_until;
-use spillway_report::device::DeviceReport;
 
 use super::records::DeviceRecord;
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};
-use crate::status_socket::{self, AskError, Question};
+use crate::status_socket;
 
 /// Whether a process serves a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +25,10 @@ enum Served {
 }
 
 fn ask(found: &Found) -> Served {
-    match status_socket::ask_report::<DeviceReport>(&found.status_socket(), &Question::Status) {
-        Ok(report) if report.given_up => Served::GivenUp,
-        // Of another release, perhaps, but served.
-        Ok(_) | Err(AskError::Unreadable { .. }) => Served::Yes,
+    // Every release of keepers says this by the same field.
+    match status_socket::ask_status(&found.status_socket()) {
+        Ok(report) if report.get("given_up") == Some(&Value::Bool(true)) => Served::GivenUp,
+        Ok(_) => Served::Yes,
         Err(_) => Served::Silent,
     }
 }

@@ -69,9 +69,18 @@ fn missing_interpreter(file: &Path) -> String {
     let line = head[..length].split(|byte| *byte == b'\n').next().unwrap_or_default();
     match line.strip_prefix(b"#!") {
         Some(rest) => {
-            let interpreter = String::from_utf8_lossy(rest.trim_ascii());
-            let interpreter = plain(interpreter.split_whitespace().next().unwrap_or_default()).into_owned();
-            format!("its interpreter '{interpreter}' is missing; install it, or mend the first line of the file")
+            let words = String::from_utf8_lossy(rest);
+            let interpreter = words.trim_start().split([' ', '\t']).next().unwrap_or_default();
+            let shown = plain(interpreter.trim_end()).into_owned();
+            if interpreter.ends_with('\r') {
+                return format!(
+                    "its lines end as those of Windows, so '{shown}' is not found; `sed -i 's/\\r$//'` mends it"
+                );
+            }
+            if Path::new(interpreter).exists() {
+                return format!("what its interpreter '{shown}' needs itself is missing; try to start that by itself");
+            }
+            format!("its interpreter '{shown}' is missing; install it, or mend the first line of the file")
         }
         None => "it is gone, or its loader is missing: it was built for another system (`file` tells which)".to_owned(),
     }
@@ -100,6 +109,8 @@ mod tests {
         let script = directory.path().join("script");
         fs::write(&script, "#! /no/such/interpreter -x\ntrue\n").unwrap();
         assert!(missing_interpreter(&script).contains("'/no/such/interpreter' is missing"));
+        fs::write(&script, "#!/bin/sh\r\ntrue\r\n").unwrap();
+        assert!(missing_interpreter(&script).contains("Windows"));
         fs::write(&script, b"\x7fELF\x02").unwrap();
         assert!(missing_interpreter(&script).contains("another system"));
     }

@@ -26,9 +26,11 @@ pub(crate) fn kill_the_server(guest: &Guest, kill: u64) {
 /// Kills some of the next serving processes as soon as each is there: while it takes the block device over.
 fn kill_followers(guest: &Guest) {
     let area = guest.said("awk 'NR>1 { print $1 }' /proc/swaps");
-    let kill = "until kill -9 $(pgrep -f -- --kept) 2>/dev/null; do :; done";
+    let kill = "until pid=$(pgrep -f -- --kept) && kill -9 $pid 2>/dev/null; do :; done; \
+                while [ -d /proc/$pid ]; do :; done";
     guest.said(&format!("for kill in 1 2 3 4 5; do {kill}; done"));
-    kill_the_server(guest, KILLS + 6);
+    // Followers that died before they counted their start are not counted.
+    kill_the_server(guest, KILLS + 1);
     let devices = guest.said("ls -d /dev/ublkb* /dev/nbd*p* 2>/dev/null | wc -l");
     assert!(devices.parse::<u32>().is_ok_and(|count| count <= 1), "{devices} block devices in place of {area}");
 }

@@ -47,6 +47,12 @@ pub fn known_harm(release: &str) -> Option<String> {
     Some(format!("the ublk driver of Linux {release} {}", bad.reason))
 }
 
+/// Whether the driver takes fetched slots back when the thread that fetched them ends, whatever the device's state ("ublk:
+/// replace monitor with cancelable uring_cmd", Linux 6.7). Before, slots of a device that waits were never given back.
+pub fn takes_slots_back(release: &str) -> bool {
+    Release::parse(release).is_some_and(|release| release.version >= (6, 7, 0))
+}
+
 /// The release of the running kernel.
 pub fn running_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
@@ -75,6 +81,12 @@ fn leading_number(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_of_a_waiting_device_are_taken_back_since_linux_6_7() {
+        assert!(takes_slots_back("6.12.94+deb13-amd64") && takes_slots_back("6.7.0"));
+        assert!(!takes_slots_back("6.6.50") && !takes_slots_back("nonsense"));
+    }
 
     #[test]
     fn kernels_with_a_documented_bug_are_refused_with_the_reason() {

@@ -59,11 +59,11 @@ impl UblkDevice {
         })
     }
 
-    /// Fetches every slot of all queues, `depth` each, and closes the device, which takes the slots back. The driver
-    /// then knows a server of each queue, and this server has ended. A slot that has a server refuses a second one, and
-    /// keeps the first.
+    /// Fetches every slot of all queues, `depth` each, and closes the device. When the calling thread ends, the driver
+    /// takes the slots back; it then knows a server of each queue, and this server has ended. A slot that has a server
+    /// refuses a second one, and keeps the first.
     ///
-    /// Linux before 6.16 needs this before the begin of a recovery, if a server may have died between the begin of an
+    /// Linux 6.7 to 6.15 need this before the begin of a recovery, if a server may have died between the begin of an
     /// earlier one and its last queue. Without the server of a queue, the driver refuses the begin, or follows a null
     /// pointer (`ublk_ctrl_start_recovery` in `drivers/block/ublk_drv.c`).
     pub fn serve_briefly(self, queue_count: u16, depth: u16) -> io::Result<()> {
@@ -77,7 +77,16 @@ impl UblkDevice {
             // SAFETY: the buffer is `memory`, which is never unmapped.
             unsafe { ring.submission().push(&entry) }.expect("there is a place for every slot");
         }
-        ring.submit().map(drop)
+        let wanted = usize::from(queue_count) * usize::from(depth);
+        if ring.submit()? != wanted {
+            return Err(io::Error::other("the kernel took some of the commands only"));
+        }
+        // A slot that has, or had, a server is refused.
+        let is_expected = |result: i32| [-libc::EINVAL, -libc::EBUSY, -libc::ENODEV].contains(&result);
+        match ring.completion().map(|entry| entry.result()).find(|result| !is_expected(*result)) {
+            Some(result) => Err(io::Error::from_raw_os_error(-result)),
+            None => Ok(()),
+        }
     }
 }
 
