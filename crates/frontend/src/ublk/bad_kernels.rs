@@ -47,8 +47,8 @@ pub fn known_harm(release: &str) -> Option<String> {
     Some(format!("the ublk driver of Linux {release} {}", bad.reason))
 }
 
-/// Whether the driver takes fetched slots back when the thread that fetched them ends, whatever the device's state ("ublk:
-/// replace monitor with cancelable uring_cmd", Linux 6.7). Before, slots of a device that waits were never given back.
+/// Whether the driver takes fetched slots back when the thread that fetched them ends, whatever the device's state
+/// ("ublk: replace monitor with cancelable uring_cmd", Linux 6.7). Before, it kept slots of a device that waits.
 pub fn takes_slots_back(release: &str) -> bool {
     Release::parse(release).is_some_and(|release| release.version >= (6, 7, 0))
 }
