@@ -110,21 +110,21 @@ fn options_of_block_devices_are_refused() {
 fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_to_the_swap_device_beyond() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("filtered", &[]);
-    let run = |local: &str, answer: &str| {
+    let run = |local: &str, answer: &str, rounds: &str| {
         let options = ["--local", local, "--lend", "256M", "--slab-size", "4M"];
-        support::run(&mut stage.run(&options, &[binary.to_str().unwrap(), "64", answer, "100"]))
+        support::run(&mut stage.run(&options, &[binary.to_str().unwrap(), "64", answer, rounds]))
     };
-    assert_eq!(run("256M", "kill").done("within").text(), "right\n");
+    assert_eq!(run("256M", "kill", "100").done("within").text(), "right\n");
     assert_eq!(stage.statistics()["pager"]["failures"], serde_json::json!([]));
     // No agent can start: every word stays where it is.
-    let said = run("24M", "refuse").done("beyond");
+    let said = run("24M", "refuse", "1000").done("beyond");
     assert_eq!(said.text(), "right\n");
     let statistics = stage.statistics();
     assert_eq!(statistics["pager"]["pages_out_dirty"], 0, "{statistics:#}");
     let failure = statistics["pager"]["failures"][0].as_str().unwrap();
     assert!(failure.contains("not permitted") && failure.contains("--via swap"), "{failure}");
-    // It asked to be killed for any such call.
-    let said = run("24M", "kill");
+    // It asked to be killed for any such call, and works until then.
+    let said = run("24M", "kill", "1000000");
     assert_eq!(said.status.signal(), Some(31), "{}", said.errors);
     assert!(said.errors.contains("SIGSYS") && said.errors.contains("--via swap"), "{}", said.errors);
     stage.assert_clean();
