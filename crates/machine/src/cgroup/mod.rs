@@ -1,6 +1,6 @@
 //! Memory cgroups, version 1 and 2, as far as a local budget needs them.
 //!
-//! - [`usage`]: what a group holds; [`pressure`]: how long it waits, in version 1.
+//! - [`usage`]: what a group holds; `pressure`: how long it waits, in version 1.
 //! - [`strays`]: processes that went to another group.
 //!
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
