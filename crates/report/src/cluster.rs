@@ -33,7 +33,7 @@ pub struct ClusterReport {
     /// What is wrong.
     pub warnings: Vec<String>,
     /// What went over the network.
-    pub traffic: MembershipTraffic,
+    pub traffic: Counters,
 }
 
 /// One machine.
@@ -74,45 +74,6 @@ pub struct MemberReport {
 
 fn unknown() -> bool {
     true
-}
-
-/// Datagrams and bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MembershipTraffic {
-    /// Datagrams sent.
-    pub datagrams_sent: u64,
-    /// Bytes of those.
-    pub bytes_sent: u64,
-    /// Datagrams received.
-    pub datagrams_received: u64,
-    /// Bytes of those.
-    pub bytes_received: u64,
-    /// Datagrams of other programs.
-    pub refused_foreign: u64,
-    /// Datagrams of another version.
-    pub refused_version: u64,
-    /// Datagrams of another key or cluster.
-    pub refused_key: u64,
-    /// Datagrams that came before.
-    pub refused_repeated: u64,
-    /// Datagrams that made no sense.
-    pub refused_malformed: u64,
-}
-
-impl From<Counters> for MembershipTraffic {
-    fn from(counters: Counters) -> Self {
-        Self {
-            datagrams_sent: counters.datagrams_sent,
-            bytes_sent: counters.bytes_sent,
-            datagrams_received: counters.datagrams_received,
-            bytes_received: counters.bytes_received,
-            refused_foreign: counters.refused_foreign,
-            refused_version: counters.refused_version,
-            refused_key: counters.refused_key,
-            refused_repeated: counters.refused_repeated,
-            refused_malformed: counters.refused_malformed,
-        }
-    }
 }
 
 impl From<Member> for MemberReport {

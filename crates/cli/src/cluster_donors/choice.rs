@@ -187,7 +187,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::arguments::{Arguments, Command};
-    use spillway_report::cluster::MembershipTraffic;
+    use spillway_fabric::membership::Counters;
     use spillway_report::format::Format;
 
     pub(crate) fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberReport {
@@ -221,7 +221,7 @@ pub(crate) mod tests {
             identity_file: String::new(),
             members,
             warnings: Vec::new(),
-            traffic: MembershipTraffic::default(),
+            traffic: Counters::default(),
         }
     }
 

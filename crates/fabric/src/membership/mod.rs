@@ -209,8 +209,8 @@ pub struct Member {
     pub has_answered: bool,
 }
 
-/// What went over the network, and what was refused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What went over the network, and what was refused. It is part of the cluster's report as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counters {
     /// Datagrams sent.
     pub datagrams_sent: u64,

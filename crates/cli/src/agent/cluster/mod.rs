@@ -31,7 +31,7 @@ use spillway_fabric::membership::announcement::{Label, Profile};
 use spillway_fabric::membership::identity::Identity;
 use spillway_fabric::membership::{Discovery, Input, Membership, Output, Settings};
 use spillway_fabric::wire::WIRE_VERSION;
-use spillway_report::cluster::{ClusterReport, MemberReport, MembershipTraffic};
+use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::format::Format;
 use tracing::Level;
 
@@ -167,7 +167,7 @@ impl ClusterService {
             warnings
                 .push("there is no cluster key: any program of this host can join; name a key file with key".into());
         }
-        let traffic = MembershipTraffic::from(state.membership.counters());
+        let traffic = state.membership.counters();
         if traffic.refused_key > 0 {
             warnings.push(format!(
                 "{} datagrams came from machines with another key or cluster name, or were changed on the way",
