@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use spillway_bench::result::StudyResult;
+use spillway_pager::statistics::PagerStatistics;
+use spillway_report::run::{EndedRunReport, RunDevice};
 use spillway_research::studies::pager_peers::{FLTRACE_VARIABLE, UMAP_VARIABLE};
 use spillway_testing::programs::write_program;
 
 /// The time a busy machine may take for one step.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// Runs the program, and says that it was seen with as much memory as the file `peak` says.
+/// Runs the program, and tells of it what the file `told` says.
 const PRODUCT: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/calls"
@@ -27,7 +29,7 @@ while [ "$1" != -- ]; do
     shift
 done
 shift
-echo "{\"device\": {\"traffic\": {}}, \"pager\": {\"local_bytes_peak\": $(cat "$here/peak")}}" > "$stats"
+cp "$here/told" "$stats"
 exec "$@"
 "#;
 
@@ -75,7 +77,7 @@ impl Stage {
     fn new() -> Self {
         let stage = Self { directory: tempfile::tempdir_in("/var/tmp").unwrap() };
         write_program(&stage.path("spillway"), PRODUCT);
-        stage.write("peak", "9437184");
+        stage.product_was_seen_with(9 << 20);
         std::fs::create_dir(stage.path("work")).unwrap();
         stage
     }
@@ -86,6 +88,14 @@ impl Stage {
 
     fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// What the product tells of its runs: that they had as much memory at most.
+    fn product_was_seen_with(&self, local_bytes_peak: u64) {
+        let pager = Some(PagerStatistics { local_bytes_peak, ..PagerStatistics::default() });
+        let device = Some(RunDevice::Volume { device: Box::default() });
+        let told = EndedRunReport { pager, device, ..EndedRunReport::default() };
+        self.write("told", &serde_json::to_string(&told).unwrap());
     }
 
     fn text(&self, name: &str) -> String {
@@ -202,7 +212,7 @@ fn peers_without_a_name_are_left_out_with_the_variable_and_the_document() {
 #[test]
 fn runs_that_did_something_else_are_no_measurements() {
     let stage = Stage::new();
-    stage.write("peak", "16777216");
+    stage.product_was_seen_with(16 << 20);
     let other_seed = r#"$(echo "$@" | sed "s/--seed [0-9]*/--seed $(date +%N)/")"#;
     write_program(&stage.path("fltrace"), &FLTRACE.replace(r#""$@" ||"#, &format!("{other_seed} ||")));
     if !stage.compile_driver(&["-DALIAS"]) {
