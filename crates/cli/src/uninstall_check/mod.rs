@@ -5,11 +5,13 @@
 mod remains;
 
 use spillway_machine::cgroup::MemoryGroup;
-use spillway_sys::lease::read_unless_leased;
+use spillway_sys::lease::PatientReader;
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde::Serialize;
 use spillway_fabric::plain_text::plain;
@@ -23,6 +25,9 @@ use crate::arguments::setup::UninstallCheckArguments;
 use crate::failure::Failure;
 use crate::registry::Registry;
 use crate::{mend, output, status};
+
+/// How long files of processes are waited for, all together.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the package has or makes; each is a file, a link or a directory of ours alone.
 const FILES: [&str; 20] = [
@@ -150,10 +155,11 @@ fn strangers(owners: &[u32]) -> Vec<Stranger> {
     let line_of = |pid: u32| std::iter::successors(Some(pid), |pid| found.get(pid).map(|found| found.parent));
     let own: Vec<u32> = line_of(std::process::id()).collect();
     let is_owned = |pid: u32| line_of(pid).any(|pid| owners.contains(&pid));
+    let reader = PatientReader::new(PATIENCE);
     let mut strangers: Vec<Stranger> = found
         .iter()
         .filter(|(pid, found)| found.is_ours && !own.contains(pid) && !is_owned(**pid))
-        .filter_map(|(pid, _)| describe(*pid))
+        .filter_map(|(pid, _)| describe(*pid, &reader))
         .collect();
     strangers.sort_by_key(|stranger| stranger.pid);
     strangers
@@ -176,8 +182,12 @@ impl Found {
     }
 }
 
-fn describe(pid: u32) -> Option<Stranger> {
-    let file = |name: &str| read_unless_leased(format!("/proc/{pid}/{name}"));
+/// Of a process that lets its readers wait, the command and the directory are not told.
+fn describe(pid: u32, reader: &PatientReader) -> Option<Stranger> {
+    let file = |name: &str| match reader.read(format!("/proc/{pid}/{name}")) {
+        Err(error) if error.kind() == ErrorKind::TimedOut => Ok(Vec::new()),
+        read => read,
+    };
     // Its process may write anything there.
     let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
