@@ -31,6 +31,7 @@ use crate::mappings::events::{Change, Evidence};
 use crate::mappings::staying_tally::StayingReport;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
+use crate::process::held_up::LookClock;
 use crate::shared_memory::views::SharedObjects;
 use crate::statistics::{BudgetExcess, Counters, PagerStatistics};
 use crate::threads::bell::Bell;
@@ -62,6 +63,8 @@ pub struct PagerState {
     waits_for_room: AtomicBool,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
     pub survey: Bell,
+    /// Since when the survey looks.
+    pub look_clock: LookClock,
     /// All threads are to end.
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
@@ -100,6 +103,7 @@ impl PagerState {
             eviction: Bell::new()?,
             waits_for_room: AtomicBool::new(false),
             survey: Bell::new()?,
+            look_clock: LookClock::default(),
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
             complaints: Mutex::default(),

@@ -18,7 +18,7 @@
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
-//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped, and what may
+//!   `excess`: a budget that is exceeded all the same; `held_up`: programs that let the survey wait; `traced`: programs that a debugger has stopped, and what may
 //!   trace them.
 
 mod calls;
@@ -31,6 +31,7 @@ mod excess;
 mod fork_shared_pages;
 mod greeting;
 mod growth;
+pub mod held_up;
 mod huge_pages;
 pub mod memory;
 mod newcomers;
@@ -367,6 +368,13 @@ impl Survey {
     /// Each look counts their memory, which is what must be known soon. A whole look takes ten times as long, so it
     /// is made when it is called for, while something is under way or the budget is exceeded, and else at its `Pace`.
     pub fn look(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
+        self.shared.look_clock.begin(now);
+        let wait = self.look_by(now, is_called, has_visitors);
+        self.shared.look_clock.end();
+        wait
+    }
+
+    fn look_by(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
         let is_exceeded = self.shared.budget.resident_pages() > self.shared.budget.limit_pages();
         let is_wanted = is_called
             || has_visitors
