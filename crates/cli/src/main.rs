@@ -1,14 +1,16 @@
 //! The `spillway` command: reads the command line and hands over.
 //!
 //! In reading order:
-//! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed.
+//! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed;
+//!   [`causes`]: limits behind an error of the kernel.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
 //! - [`sizing`]: how much memory a program needs.
 //! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
 //!   machines that it knows; [`key_command`]: their key.
-//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
+//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other;
+//!   [`library_place`]: what paged programs load; [`status`], [`doctor`],
 //!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
 //!   [`uninstall_check`]: what is left of all that.
 //! - [`progress`]: how far something is, shown by [`progress_line`]; [`refill`]: waiting for copies that are missing.
@@ -24,6 +26,7 @@ mod as_typed;
 mod bandwidth_report;
 mod budget;
 mod callers_preload;
+mod causes;
 mod cluster_command;
 mod cluster_donors;
 #[cfg(test)]
@@ -36,6 +39,7 @@ mod drain;
 mod failure;
 mod generated_files;
 mod key_command;
+mod library_place;
 mod limits;
 mod log_writer;
 mod machine_weight;
@@ -72,6 +76,7 @@ use std::process::ExitCode;
 
 use spillway_machine::interruption;
 use spillway_report::run::Ending;
+use spillway_sys::callers_limits;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
@@ -80,6 +85,20 @@ use crate::output::say;
 
 fn main() -> ExitCode {
     callers_preload::leave();
+    // What becomes the program has no use for more.
+    if std::env::args_os().nth(1).is_none_or(|command| command != "become-program") {
+        callers_limits::raise();
+    }
+    if let Some(why) = causes::too_little_stack() {
+        say!("spillway: {why}");
+        return ExitCode::from(EXIT_FAILED);
+    }
+    with_stack()
+}
+
+/// All that needs more stack than a page or two.
+#[inline(never)]
+fn with_stack() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {
@@ -111,7 +130,11 @@ fn main() -> ExitCode {
         Ok(ending) => end(ending),
         Err(failure) => {
             let failed = output::shown(&failure.to_string());
-            say!("{}spillway: {failed}", log_writer::prefix(tracing::Level::ERROR));
+            let prefix = log_writer::prefix(tracing::Level::ERROR);
+            say!("{prefix}spillway: {failed}");
+            for cause in causes::of(&failed) {
+                say!("{prefix}  {cause}");
+            }
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);
             }

@@ -16,6 +16,7 @@ use spillway_machine::process::ProcessIdentity;
 use spillway_sys::own_files::{self, PlaceError};
 
 use crate::failure::Failure;
+use crate::library_place;
 use crate::limits;
 pub(crate) use spillway_report::kind::Kind;
 
@@ -169,22 +170,9 @@ fn user_root(runtime: Option<PathBuf>, user: u32) -> PathBuf {
     }
 }
 
-/// Why programs cannot load a library from there, if they cannot.
+/// Why programs cannot load a library of a run of this user's, if they cannot.
 pub(crate) fn library_obstacle() -> Option<String> {
-    obstacle_of(&default_root())
-}
-
-fn obstacle_of(root: &Path) -> Option<String> {
-    let place = root.display();
-    // The dynamic loader knows no way to write these (ld.so(8)).
-    if root.as_os_str().as_encoded_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
-        return Some(format!(
-            "{place} has a space or a colon in its name, which end the name of a library in LD_PRELOAD"
-        ));
-    }
-    let existing = root.ancestors().find(|directory| directory.is_dir())?;
-    let is_noexec = rustix::fs::statvfs(existing).ok()?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
-    is_noexec.then(|| format!("{place} is mounted noexec, so no program can load the pager's library from it"))
+    library_place::obstacle(&default_root())
 }
 
 fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
@@ -283,11 +271,18 @@ impl Registry {
         Ok(path)
     }
 
-    /// Removes it.
+    /// Makes the directory for the library of run `name`, whose programs' directory is there; often the same.
+    pub(crate) fn make_library_directory(&self, name: &str) -> Result<PathBuf, RegistryError> {
+        let other = library_place::make(&self.root, name).map_err(system(&self.root))?;
+        Ok(other.unwrap_or_else(|| self.programs_path(name)))
+    }
+
+    /// Removes both.
     pub(crate) fn remove_programs_directory(&self, name: &str) {
         // It is not there for runs by the swap device; what cannot be removed now is made anew by the next run of
         // that name.
         let _ = fs::remove_dir_all(self.programs_path(name));
+        library_place::remove(&self.root, name);
     }
 
     /// Makes an entry of this process. A dead owner's entry of that name must have been mended before.
@@ -353,15 +348,6 @@ mod tests {
     use super::*;
 
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1, pid_namespace: 0 };
-
-    #[test]
-    fn names_that_end_a_librarys_are_obstacles() {
-        for name in ["/run/user x/spillway", "/run/a:b", "/run/a\tb"] {
-            assert!(obstacle_of(Path::new(name)).is_some_and(|why| why.contains("space or a colon")), "{name}");
-        }
-        let place = tempfile::tempdir().unwrap();
-        assert_eq!(obstacle_of(&place.path().join("not/yet")), None);
-    }
 
     #[test]
     fn entries_that_go_while_others_look_for_remains_are_no_remains() {

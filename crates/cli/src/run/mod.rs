@@ -2,7 +2,7 @@
 //!
 //! - [`via`]: over a swap device or by the pager, and why; [`via_swap`] and [`via_pager`]: the two ways.
 //! - [`plan`]: what is needed, checked before anything starts.
-//! - [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
+//! - [`preload`]: the library that paged programs load.
 //! - [`program`]: finding, starting and waiting for the program; [`group_signals`]: signals that it has already.
 //! - [`swap_prefetch`]: prefetching over a swap device.
 //! - [`watch`]: the budget while the program runs.
@@ -15,7 +15,6 @@
 
 pub(crate) mod become_program;
 pub(crate) mod calls;
-pub(crate) mod descriptors;
 pub(crate) mod group_signals;
 pub(crate) mod plan;
 pub(crate) mod preload;
