@@ -16,9 +16,8 @@ use std::time::Duration;
 use serde::Serialize;
 use spillway_fabric::plain_text::plain;
 use spillway_sys::memory_hierarchy::Hierarchy;
-use spillway_sys::proc_text::strings;
-use spillway_sys::process::user_of;
-use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::proc_text::{fields, strings};
+use spillway_sys::process::{status_of, user_of};
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
@@ -174,7 +173,8 @@ struct Found {
 impl Found {
     /// `None` if it has ended.
     fn of(pid: u32) -> Option<Self> {
-        let parent = ProcessStat::of_process(pid).ok()?.parent()?;
+        let parent = fields::number_of(&status_of(pid).ok()?, "PPid")?;
+        let parent = u32::try_from(parent).ok()?;
         // Of a program that was upgraded or removed meanwhile, the link ends with " (deleted)".
         let file = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -34,8 +34,8 @@ fn limits_are_the_programs() {
         command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
         support::run(&mut command)
     };
-    let limits = "ulimit -Sv 400000; ulimit -Sd 300000; ulimit -Sf 100; ulimit -Ss 64; ulimit -Sn 40; ulimit -Ht 900";
-    let said = limited(limits, "ulimit -Sv; ulimit -Sd; ulimit -Sf; ulimit -Ss; ulimit -Sn; ulimit -Ht").done("limits");
+    let limits = "ulimit -Sv 400000; ulimit -Sd 300000; ulimit -Sf 100; ulimit -Ss 64; ulimit -Sn 40; ulimit -St 900";
+    let said = limited(limits, "ulimit -Sv; ulimit -Sd; ulimit -Sf; ulimit -Ss; ulimit -Sn; ulimit -St").done("limits");
     assert_eq!(said.text(), "400000\n300000\n100\n64\n40\n900\n", "{}", said.errors);
     let said = limited("ulimit -s 64", "true");
     // Root may raise also what is meant to be hard.

@@ -8,7 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::proc_text::fields;
+use spillway_sys::process::status_of;
 
 use crate::pager_state::PagerState;
 use crate::process::proc_files::name_of;
@@ -59,8 +60,9 @@ pub fn tell(state: &PagerState, now: Instant) {
     }
     let numbers = state.spaces().into_iter().map(|space| space.process.load(Ordering::Relaxed));
     let waits = |number: u32| {
-        let stat = ProcessStat::of_process(number).ok().filter(|stat| stat.state() == Some('D'))?;
-        Some(format!("{number} ({})", name_of(stat.name().as_bytes())))
+        let status = status_of(number).ok()?;
+        fields::value_of(&status, "State")?.starts_with(b"D").then_some(())?;
+        Some(format!("{number} ({})", name_of(fields::value_of(&status, "Name")?)))
     };
     let mut waiting: Vec<String> = numbers.filter_map(waits).collect();
     waiting.dedup();
