@@ -246,6 +246,11 @@ pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// takes.
 pub const GREETING_SLOW: Duration = Duration::from_millis(250);
 
+/// Threads of a pager that stops end within so long; one that a program lets wait in the kernel is left behind then.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+pub const STOP_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills
 /// in place between two readings of messages, so that it never waits for the next look.
 pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;

@@ -36,7 +36,7 @@ use crate::fault::pool::FaultPool;
 use crate::fault::recording::FaultRecording;
 use crate::limits::{
     BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
-    fault_threads,
+    STOP_INTERVAL, STOP_PATIENCE, fault_threads,
 };
 use crate::mappings::maps;
 use crate::mappings::staying_kinds::SharedMemoryKinds;
@@ -275,9 +275,18 @@ impl Pager {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         let bells = [&self.shared.faults, &self.shared.eviction, &self.shared.survey];
         bells.into_iter().chain(self.shared.fault_pool.bells()).for_each(Bell::signal);
+        let end = Instant::now() + STOP_PATIENCE;
         for thread in self.threads.drain(..) {
-            // A panic inside it is caught and told there.
-            let _ = thread.join();
+            while !thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(STOP_INTERVAL);
+            }
+            if thread.is_finished() {
+                // A panic inside it is caught and told there.
+                let _ = thread.join();
+            } else {
+                held_up::tell(&self.shared, Instant::now());
+                tracing::error!("a thread of the pager still waits for a program, and is left behind");
+            }
         }
         if let Some(mut remote) = self.remote.take() {
             remote.stop();

@@ -80,7 +80,8 @@ pub fn read_unless_leased(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 }
 
 /// Reads files of processes in `/proc` that a process can let every reader wait for: it holds the lock of its own memory
-/// while it waits for a file system of its own (FUSE), and `cmdline`, `environ`, `maps` and `smaps` need that lock.
+/// while it waits for a file system of its own (FUSE), and `cmdline`, `environ`, `maps` and `smaps` need that lock; or
+/// the lock of its becoming another program, which `exe` and `stat` need.
 ///
 /// All files together are waited for as long as [`PatientReader::new`] says. A thread that still waits then is left
 /// behind; it ends with this process.
@@ -98,10 +99,23 @@ impl PatientReader {
     /// All of a file, as [`read_unless_leased`] reads it; `TimedOut` if it has to be waited for too long.
     pub fn read(&self, path: impl Into<PathBuf>) -> io::Result<Vec<u8>> {
         let path = path.into();
+        self.ask(move || read_unless_leased(path))
+    }
+
+    /// What a link says, in the same way.
+    pub fn read_link(&self, path: impl Into<PathBuf>) -> io::Result<PathBuf> {
+        let path = path.into();
+        self.ask(move || std::fs::read_link(path))
+    }
+
+    fn ask<Answer: Send + 'static>(
+        &self,
+        question: impl FnOnce() -> io::Result<Answer> + Send + 'static,
+    ) -> io::Result<Answer> {
         let (sender, answer) = mpsc::channel();
         std::thread::Builder::new().spawn(move || {
             // Nobody listens after a while.
-            let _ = sender.send(read_unless_leased(path));
+            let _ = sender.send(question());
         })?;
         let left = self.end.saturating_duration_since(Instant::now()).max(LAST_PATIENCE);
         answer.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -150,11 +150,11 @@ fn groups(living: &[Living]) -> Vec<PathBuf> {
 fn strangers(owners: &[u32]) -> Vec<Stranger> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let found: HashMap<u32, Found> = pids.filter_map(|pid| Some((pid, Found::of(pid)?))).collect();
+    let reader = PatientReader::new(PATIENCE);
+    let found: HashMap<u32, Found> = pids.filter_map(|pid| Some((pid, Found::of(pid, &reader)?))).collect();
     let line_of = |pid: u32| std::iter::successors(Some(pid), |pid| found.get(pid).map(|found| found.parent));
     let own: Vec<u32> = line_of(std::process::id()).collect();
     let is_owned = |pid: u32| line_of(pid).any(|pid| owners.contains(&pid));
-    let reader = PatientReader::new(PATIENCE);
     let mut strangers: Vec<Stranger> = found
         .iter()
         .filter(|(pid, found)| found.is_ours && !own.contains(pid) && !is_owned(**pid))
@@ -172,11 +172,11 @@ struct Found {
 
 impl Found {
     /// `None` if it has ended.
-    fn of(pid: u32) -> Option<Self> {
+    fn of(pid: u32, reader: &PatientReader) -> Option<Self> {
         let parent = fields::number_of(&status_of(pid).ok()?, "PPid")?;
         let parent = u32::try_from(parent).ok()?;
         // Of a program that was upgraded or removed meanwhile, the link ends with " (deleted)".
-        let file = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let file = reader.read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         Some(Self { parent, is_ours: name.trim_end_matches(" (deleted)") == "spillway" })
     }
