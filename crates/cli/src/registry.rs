@@ -149,13 +149,16 @@ pub(crate) fn check_name(name: &str) -> Result<(), RegistryError> {
     Ok(())
 }
 
+/// Where what runs of root's is, if no variable names another place.
+pub(crate) const ROOTS_DIRECTORY: &str = "/run/spillway";
+
 fn default_root() -> PathBuf {
     if let Some(root) = std::env::var_os("SPILLWAY_RUNTIME_DIRECTORY") {
         return root.into();
     }
     let user = rustix::process::geteuid();
     if user.is_root() {
-        return "/run/spillway".into();
+        return ROOTS_DIRECTORY.into();
     }
     user_root(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), user.as_raw())
 }
@@ -202,6 +205,12 @@ impl Registry {
         let directory = tempfile::tempdir().unwrap();
         let registry = Self::at(directory.path().join("registry")).unwrap();
         (directory, registry)
+    }
+
+    /// Whether `directory` is this one, by whatever path.
+    pub(crate) fn is_at(&self, directory: &Path) -> bool {
+        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        identity(&self.root).is_some_and(|own| identity(directory) == Some(own))
     }
 
     /// One at `root`, made if it does not exist.

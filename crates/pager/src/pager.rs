@@ -122,7 +122,7 @@ impl Pager {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let fault_threads = config.fault_threads.unwrap_or_else(|| fault_threads(cpus));
         let pools = make_pools(fault_threads, &pool).map_err(system())?;
-        let state = DeviceState::open(DeviceState::memory(&config.volume)?, &config.volume)?;
+        let state = DeviceState::as_used(&config.volume)?;
         let metrics = Arc::new(Metrics::default());
         let (mut engines, remote) = RunningVolume::start(
             &config.volume,
