@@ -176,7 +176,8 @@ fn mend(registry: &Registry, found: &Found) -> Vec<String> {
     errors
 }
 
-/// The group of a dead process has the name of its entry, as has that of a living one in another directory of what runs.
+/// The group of a dead process has the name of its entry, as has that of a living one in another directory of what
+/// runs.
 fn remove_group(registry: &Registry, found: &Found) -> Result<(), String> {
     let name = found.path.file_name().and_then(OsStr::to_str);
     let (Some(name), Some(hierarchy)) = (name, Hierarchy::detect()) else { return Ok(()) };

@@ -46,7 +46,7 @@ use crate::page_table::ranges::Ranges;
 use crate::page_table::volume_pages::VolumePages;
 use crate::pager_state::PagerState;
 use crate::process::proc_files;
-use crate::process::{RunOfPrograms, Survey, held_up};
+use crate::process::{RunOfPrograms, Survey};
 use crate::statistics::PagerStatistics;
 use crate::threads;
 use crate::threads::bell::Bell;
@@ -238,7 +238,7 @@ impl Pager {
 
     /// What was done so far.
     pub fn statistics(&self) -> PagerStatistics {
-        held_up::tell(&self.shared, Instant::now());
+        self.shared.tell_of_look(Instant::now());
         self.shared.report()
     }
 
@@ -284,7 +284,7 @@ impl Pager {
                 // A panic inside it is caught and told there.
                 let _ = thread.join();
             } else {
-                held_up::tell(&self.shared, Instant::now());
+                self.shared.tell_of_look(Instant::now());
                 tracing::error!("a thread of the pager still waits for a program, and is left behind");
             }
         }

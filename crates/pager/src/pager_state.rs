@@ -25,13 +25,13 @@ use crate::budget::Budget;
 use crate::fault::pool::FaultPool;
 use crate::fault::recording::FaultRecording;
 use crate::fork::reservations::ForkReservations;
+use crate::held_up::{self, LookClock};
 use crate::huge_pages::blocks::HugeBlocks;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
 use crate::mappings::staying_tally::StayingReport;
 use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
-use crate::process::held_up::LookClock;
 use crate::shared_memory::views::SharedObjects;
 use crate::statistics::{BudgetExcess, Counters, PagerStatistics};
 use crate::threads::bell::Bell;
@@ -289,6 +289,14 @@ impl PagerState {
         }
         drop(failures);
         self.complain(&text);
+    }
+
+    /// Tells of a look at the programs that does not end.
+    pub fn tell_of_look(&self, now: Instant) {
+        let numbers = self.spaces().into_iter().map(|space| space.process.load(Ordering::Relaxed));
+        if let Some(told) = held_up::told(&self.look_clock, numbers, now) {
+            self.fail(told);
+        }
     }
 
     /// Says now and then what processes cause that are maybe not of this run. Strangers can do that as often as they

@@ -166,7 +166,7 @@ impl Programs {
     }
 
     fn kill_users(&self, users: &MappedFile) {
-        let (look, mut held) = (Look::new(&self.table, self.look_offset), Held::nobody());
+        let (look, mut held) = (Look::new(&self.table, self.look_offset), Held::none());
         for _ in 0..SEARCHES_MAX {
             if !users.kill_users(look, &mut held) {
                 break;

@@ -79,9 +79,9 @@ pub fn read_unless_leased(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Reads files of processes in `/proc` that a process can let every reader wait for: it holds the lock of its own memory
-/// while it waits for a file system of its own (FUSE), and `cmdline`, `environ`, `maps` and `smaps` need that lock; or
-/// the lock of its becoming another program, which `exe` and `stat` need.
+/// Reads files of processes in `/proc` that a process can let every reader wait for. It holds the lock of its own
+/// memory while it waits for a file system of its own (FUSE): `cmdline`, `environ`, `maps` and `smaps` need that lock.
+/// Or it holds the lock of its becoming another program, which `exe` and `stat` need.
 ///
 /// All files together are waited for as long as [`PatientReader::new`] says. A thread that still waits then is left
 /// behind; it ends with this process.
@@ -114,7 +114,7 @@ impl PatientReader {
     ) -> io::Result<Answer> {
         let (sender, answer) = mpsc::channel();
         std::thread::Builder::new().spawn(move || {
-            // Nobody listens after a while.
+            // The thread that asked has gone on after a while.
             let _ = sender.send(question());
         })?;
         let left = self.end.saturating_duration_since(Instant::now()).max(LAST_PATIENCE);

@@ -35,6 +35,7 @@ use spillway_machine::memory::Memory;
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_report::run::{Ending, Way};
+use spillway_sys::memory_group;
 
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
@@ -88,6 +89,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     for line in mend::mend_all(&registry)? {
         say!("spillway: {line}");
+    }
+    let budget_bytes = if let LocalBudget::Fixed(size) = arguments.local { Some(size.bytes) } else { None };
+    if let Some(told) = via::told_of_group(choice.way, budget_bytes, memory_group::available_bytes()) {
+        say!("spillway: {told}");
     }
     match choice.way {
         Way::Swap => via_swap::run(arguments, registry, &program, choice, statistics.as_ref(), &interruption),

@@ -18,7 +18,7 @@
 //! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
 //!   memory is counted; `sharing` and `staying`: memory that may not, which is counted and told; `unpaged`: programs
 //!   that never said hello, too; `pausing`: programs that leave no moment for it, or fill memory past all waits;
-//!   `excess`: a budget that is exceeded all the same; `held_up`: programs that let the survey wait; `traced`: programs that a debugger has stopped, and what may
+//!   `excess`: a budget that is exceeded all the same; `traced`: programs that a debugger has stopped, and what may
 //!   trace them.
 
 mod calls;
@@ -31,7 +31,6 @@ mod excess;
 mod fork_shared_pages;
 mod greeting;
 mod growth;
-pub mod held_up;
 mod huge_pages;
 pub mod memory;
 mod newcomers;

@@ -97,9 +97,9 @@ impl Few {
 }
 
 impl Held {
-    pub(super) fn nobody() -> Self {
-        let none = || Few { numbers: [0; HELD_MAX], count: 0 };
-        Self { users: none(), processes_of_root: none() }
+    pub(super) fn none() -> Self {
+        let empty = || Few { numbers: [0; HELD_MAX], count: 0 };
+        Self { users: empty(), processes_of_root: empty() }
     }
 
     fn has(&self, process: i32) -> bool {
@@ -353,7 +353,7 @@ mod tests {
         let me = std::process::id();
         let user = user_of(me.cast_signed()).unwrap();
         assert_eq!(user, rustix::process::getuid().as_raw());
-        let mut held = Held::nobody();
+        let mut held = Held::none();
         assert!(!held.has(1) && !held.has(me.cast_signed()));
         held.add(me);
         assert!(held.has(me.cast_signed()));

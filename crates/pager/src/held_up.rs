@@ -8,11 +8,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use spillway_fabric::plain_text::plain;
 use spillway_sys::proc_text::fields;
 use spillway_sys::process::status_of;
-
-use crate::pager_state::PagerState;
-use crate::process::proc_files::name_of;
 
 /// A look takes milliseconds; a second on a busy machine with a thousand programs.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,17 +50,17 @@ impl LookClock {
     }
 }
 
-/// Tells the user of a look that does not end, and of the programs that may be why; asked by another thread now and
-/// then.
-pub fn tell(state: &PagerState, now: Instant) {
-    if state.look_clock.taken(now) < PATIENCE {
-        return;
+/// What to tell the user of a look that does not end, and of the processes among `numbers` that may be why; asked by
+/// another thread now and then.
+pub(crate) fn told(clock: &LookClock, numbers: impl Iterator<Item = u32>, now: Instant) -> Option<String> {
+    if clock.taken(now) < PATIENCE {
+        return None;
     }
-    let numbers = state.spaces().into_iter().map(|space| space.process.load(Ordering::Relaxed));
     let waits = |number: u32| {
         let status = status_of(number).ok()?;
         fields::value_of(&status, "State")?.starts_with(b"D").then_some(())?;
-        Some(format!("{number} ({})", name_of(fields::value_of(&status, "Name")?)))
+        let name = String::from_utf8_lossy(fields::value_of(&status, "Name")?);
+        Some(format!("{number} ({})", plain(&name)))
     };
     let mut waiting: Vec<String> = numbers.filter_map(waits).collect();
     waiting.dedup();
@@ -70,10 +68,10 @@ pub fn tell(state: &PagerState, now: Instant) {
         [] => "a program holds its own memory".to_owned(),
         some => format!("process {} waits for a file system and holds its own memory", some.join(", ")),
     };
-    state.fail(format!(
+    Some(format!(
         "{why}, so the pager cannot look at the programs of this run: the budget does not hold meanwhile; \
          end what serves that file system, and give programs of different users a run each"
-    ));
+    ))
 }
 
 #[cfg(test)]
