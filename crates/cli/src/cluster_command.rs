@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use spillway_machine::size::human;
 use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::kind::Kind;
 
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::status_socket::{self, Question};
 use crate::{limits, output};
 

@@ -23,6 +23,7 @@ use spillway_machine::size::human;
 use spillway_machine::waiting::wait_until;
 use spillway_report::donor::DonorReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::{core_dumps, memory_group, paging_safety};
 
@@ -31,7 +32,7 @@ use crate::device::storage;
 use crate::failure::Failure;
 use crate::mender::Mender;
 use crate::output::{self, say};
-use crate::registry::{Entry, Kind, Registry};
+use crate::registry::{Entry, Registry};
 use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use crate::status_socket::{Answer, Question, StatusServer};
 use crate::{limits, machine_weight, mend};

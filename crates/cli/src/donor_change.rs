@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::interruption::Interruption;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 use spillway_volume::running::RunningVolume;
 
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::status_socket::{self, Answer, DonorChange, Question};
 use crate::{limits, status};
 

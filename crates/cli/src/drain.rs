@@ -17,6 +17,7 @@ use spillway_fabric::key::ClusterKey;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::kind::Kind;
 use spillway_sys::socket_file;
 
 use crate::arguments::DrainArguments;
@@ -27,7 +28,7 @@ use crate::limits;
 use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);

@@ -18,15 +18,15 @@ use spillway_machine::reserve::Reserve;
 use spillway_machine::swap_area;
 use spillway_machine::swap_read_ahead::ReadAheadAside;
 use spillway_machine::waiting::wait_until;
+use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
-use crate::limits;
 use crate::output::say;
-use crate::progress_line;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
+use crate::{limits, progress_line};
 
 /// Everything of ours whose owner is dead, in words.
 pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {

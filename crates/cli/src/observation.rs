@@ -15,14 +15,14 @@ use spillway_fabric::plain_text::plain;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
 use spillway_report::donor::AgentReport;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
 use crate::failure::Failure;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::{limits, status};
 
 /// Everything of ours on this machine at one moment.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::progress_line::ProgressLine;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::{limits, status};
 
 /// Between two looks.

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 
 use spillway_machine::lock::{self, LockError};
 use spillway_machine::process::ProcessIdentity;
+use spillway_report::kind::Kind;
 use spillway_sys::own_files::{self, PlaceError};
 
 use crate::failure::Failure;
 use crate::limits;
-pub(crate) use spillway_report::kind::Kind;
 
 /// Why an entry could not be made or read.
 #[derive(Debug, thiserror::Error)]

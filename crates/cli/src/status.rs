@@ -15,7 +15,7 @@ use spillway_pager::pager::PagerStatus;
 use spillway_report::device::DeviceReport;
 use spillway_report::donor::{AgentReport, ClusterSummary, SandboxReport};
 use spillway_report::format::Format;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::run::RunReport;
 use spillway_report::status::{Item, StatusReport};
 use spillway_volume::disk_writer::NOT_RESERVED;
@@ -24,7 +24,7 @@ use spillway_volume::status::{DiskStatus, DonorLinkStatus};
 use crate::arguments::OutputArguments;
 use crate::device::records::DeviceRecord;
 use crate::failure::Failure;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::staying_report::{self, When};
 use crate::{bandwidth_report, prefetch_report, status_socket};
 

@@ -4,6 +4,7 @@ use serde_json::json;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
@@ -14,10 +15,9 @@ use crate::device::revival::revive;
 use crate::donor_change::{self, Among};
 use crate::failure::Failure;
 use crate::output::{self, say};
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::status;
-use crate::{mend, progress_line};
+use crate::{mend, progress_line, status};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {

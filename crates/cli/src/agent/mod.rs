@@ -17,6 +17,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::donor::{AgentReport, ClusterSummary};
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_sys::core_dumps;
 
@@ -33,7 +34,7 @@ use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::log_writer::CHANGES;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::sandbox::Reach;
 use crate::status_socket::{self, Answer, Question, StatusServer};
 use crate::{cluster_donors, limits, mend, output, status, swap_command};

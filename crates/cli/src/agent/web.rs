@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use spillway_machine::user_group;
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
+use spillway_report::kind::Kind;
 use spillway_sys::socket_file::Admitted;
 
 use super::configuration::MetricsRole;
@@ -22,7 +23,7 @@ use crate::metrics::{self, Metrics};
 use crate::observation::{Observation, Thing};
 use crate::page::model::PageModel;
 use crate::page::{self, Part};
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::web_server::{Clients, Content, Request, WebServer};
 
 /// The listening end, and what it gives.

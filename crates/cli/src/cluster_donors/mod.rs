@@ -11,12 +11,13 @@ pub(crate) mod following;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::random_bytes;
 use spillway_report::cluster::ClusterReport;
+use spillway_report::kind::Kind;
 
 use self::choice::ClusterDonors;
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
 use crate::output::say;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 use crate::status_socket::{self, AskError, Question};
 
 /// What borrows.
@@ -90,7 +91,6 @@ fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterReport>, Failure> {
 mod tests {
     use super::*;
     use crate::arguments::{Arguments, Command};
-
     use crate::registry::Entry;
     use crate::status_socket::{Answer, StatusServer};
 

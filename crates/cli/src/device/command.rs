@@ -4,6 +4,7 @@ use serde_json::json;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
 
@@ -19,7 +20,7 @@ use crate::donor_change::{self, Among};
 use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
-use crate::registry::{self, Found, Kind, Registry};
+use crate::registry::{self, Found, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::{limits, mend, status};
 

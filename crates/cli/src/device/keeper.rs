@@ -23,6 +23,7 @@ use spillway_machine::memory::Memory;
 use spillway_machine::reserve::Reserve;
 use spillway_report::device::DeviceReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -38,7 +39,7 @@ use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
 use crate::log_writer;
 use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Kind, Registry};
+use crate::registry::{Entry, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the keeper looks at its signals.

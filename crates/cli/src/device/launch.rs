@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use spillway_machine::interruption::Interruption;
 use spillway_machine::process::{open_log, wait_for};
+use spillway_report::kind::Kind;
 
 use super::records::{LaunchedDevice, Readiness};
 use crate::failure::Failure;
-use crate::limits;
-use crate::log_writer;
 use crate::output::say;
 use crate::progress_line::ProgressLine;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::status_socket::{self, Question};
+use crate::{limits, log_writer};
 
 /// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
 #[derive(Debug)]

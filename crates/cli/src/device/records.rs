@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use spillway_frontend::nbd::listener::NbdAddress;
+use spillway_report::kind::Kind;
 use spillway_sys::mount_point::GuardedPlace;
 use spillway_sys::own_files;
 
@@ -16,7 +17,7 @@ use super::prefetch::plan::PrefetchPlan;
 use super::storage::StorageSettings;
 use crate::as_typed;
 use crate::own_donors::OwnDonorsPlan;
-use crate::registry::{Found, Kind, Registry};
+use crate::registry::{Found, Registry};
 
 /// Everything the device's process needs to know, checked by the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use spillway_machine::waiting::wait_until;
+use spillway_report::kind::Kind;
 
 use super::records::DeviceRecord;
 use crate::failure::Failure;
-use crate::limits;
-use crate::registry::{Found, Kind, Registry};
-use crate::status_socket;
+use crate::registry::{Found, Registry};
+use crate::{limits, status_socket};
 
 /// Whether a process serves a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,7 @@ use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_report::device::DeviceReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_report::prefetch::PrefetchReport;
 use spillway_sys::{core_dumps, paging_safety};
 use spillway_volume::settings::VolumeConfig;
@@ -37,7 +38,7 @@ use crate::failure::Failure;
 use crate::limits;
 use crate::log_writer::ChangeLog;
 use crate::mender::Mender;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::sandbox::{self, Borrower};
 use crate::status_socket::{Answer, Question, StatusServer};
 

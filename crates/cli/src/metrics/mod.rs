@@ -47,9 +47,11 @@ mod packaged_tests;
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::kind::Kind;
+
     use super::*;
     use crate::observation::examples;
-    use crate::registry::{Kind, Registry};
+    use crate::registry::Registry;
 
     #[test]
     fn a_scrape_tells_of_the_agent_and_of_what_does_not_answer() {

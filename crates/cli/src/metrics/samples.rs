@@ -7,14 +7,13 @@ use spillway_block::latency::LatencyStatus;
 use spillway_donor::DonorStatus;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_pager::statistics::PagerStatistics;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::run::RunReport;
 use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
 
 use super::catalogue::{self as metrics, Metric};
 use super::histogram::Histogram;
 use crate::observation::{self, Observation, Thing};
-use crate::registry::Kind;
 
 /// One value of one thing.
 #[derive(Clone, Debug)]

@@ -10,12 +10,11 @@ use spillway_pager::pager::PagerStatus;
 use spillway_report::device::DeviceReport;
 use spillway_report::donor::DonorReport;
 use spillway_report::format::Format;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_report::run::{Choice, RunReport, Way};
 use spillway_volume::status::{DeviceStatus, DiskStatus, DonorLatencyStatus, DonorLinkStatus};
 
 use super::{Observation, Thing};
-use crate::registry::Kind;
 
 /// A volume that has brought in so many pages, at 10 us each but for one in a hundred at 500 us.
 pub(crate) fn device_status(pages_in: u64) -> DeviceStatus {

@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::Serialize;
+use spillway_report::kind::Kind;
 
 use super::events::{Event, Events};
 use super::squares::{Slabs, Squares};
 use crate::limits;
 use crate::observation::{Observation, Thing};
-use crate::registry::Kind;
 use crate::top::counts::Flow;
 use crate::top::model::{Choices, Model, View};
 

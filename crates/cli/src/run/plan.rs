@@ -11,6 +11,7 @@ use spillway_pager::fault::recording::RecordingConfig;
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_report::kind::Kind;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
@@ -26,7 +27,7 @@ use crate::failure::Failure;
 use crate::limits;
 use crate::output::say;
 use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 
 /// A run, decided.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_pager::pager::{Pager, PagerStatus};
+use spillway_report::kind::Kind;
 use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice, RunReport};
 use spillway_sys::userfaultfd::access::Access;
 use spillway_volume::running::RunningVolume;
@@ -35,7 +36,7 @@ use crate::limits;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Kind, Registry};
+use crate::registry::{Entry, Registry};
 use crate::sandbox::{self, Borrower};
 
 /// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).

@@ -11,6 +11,7 @@ use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::LocalBudget;
 use spillway_machine::{swap_area, swap_list};
+use spillway_report::kind::Kind;
 use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
@@ -27,7 +28,7 @@ use crate::limits;
 use crate::output::say;
 use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Kind, Registry};
+use crate::registry::{Entry, Registry};
 use crate::status_socket::{self, Question};
 
 /// Everything that a run has started; taken down when dropped.

@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
 use crate::failure::Failure;
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::{limits, output, status};
 
 /// The unit of the package.

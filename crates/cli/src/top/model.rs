@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_thing_that_comes_counts_and_one_that_was_silent_is_not_counted_anew() {
         let run = |pages| with(vec![examples::run("1", pages)]);
-        let silent = with(vec![examples::thing(crate::registry::Kind::Run, "1", Report::None)]);
+        let silent = with(vec![examples::thing(spillway_report::kind::Kind::Run, "1", Report::None)]);
         let mut model = observed(&[with(Vec::new()), run(100), silent]);
         assert_eq!(model.view(&Choices::default()).history[0].pages_in, 100.0, "it began between the looks");
         model.observe(Duration::from_secs(3), &run(150));

@@ -2,12 +2,11 @@
 
 use serde::Serialize;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_report::kind::Report;
+use spillway_report::kind::{Kind, Report};
 use spillway_volume::status::{DeviceStatus, DonorLinkStatus};
 
 use super::counts::Flow;
 use crate::observation::{self, Observation, Thing};
-use crate::registry::Kind;
 
 /// A program under `run`, or a device that belongs to none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
