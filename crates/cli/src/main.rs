@@ -29,9 +29,11 @@ mod cluster_donors;
 #[cfg(test)]
 mod decoders_tests;
 mod device;
+mod device_record;
 mod doctor;
 mod donate;
 mod donor_change;
+mod donor_command;
 mod drain;
 mod failure;
 mod generated_files;

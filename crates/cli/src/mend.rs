@@ -21,7 +21,7 @@ use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
+use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::registry::{Found, Registry};

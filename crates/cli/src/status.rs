@@ -22,7 +22,7 @@ use spillway_volume::disk_writer::NOT_RESERVED;
 use spillway_volume::status::{DiskStatus, DonorLinkStatus};
 
 use crate::arguments::OutputArguments;
-use crate::device::records::DeviceRecord;
+use crate::device_record::DeviceRecord;
 use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::staying_report::{self, When};

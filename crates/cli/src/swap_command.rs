@@ -10,9 +10,9 @@ use spillway_report::status::Item;
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
 use crate::device::prefetch::plan::PrefetchPlan;
-use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
-use crate::donor_change::{self, Among};
+use crate::device_record::DeviceRecord;
+use crate::donor_command::{self, Among};
 use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::registry::{Found, Registry};
@@ -24,8 +24,8 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
     match command {
         SwapCommand::On(arguments) => on(arguments),
         SwapCommand::Off(arguments) => off(arguments),
-        SwapCommand::AddDonor(arguments) => donor_change::add(Among::Swap, arguments),
-        SwapCommand::RemoveDonor(arguments) => donor_change::remove(Among::Swap, arguments),
+        SwapCommand::AddDonor(arguments) => donor_command::add(Among::Swap, arguments),
+        SwapCommand::RemoveDonor(arguments) => donor_command::remove(Among::Swap, arguments),
         SwapCommand::Status(output) => status::show(output, Some(Kind::Device), &Item::is_swap),
     }
 }

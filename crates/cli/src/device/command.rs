@@ -8,15 +8,15 @@ use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
 
+use super::handover::LaunchedDevice;
 use super::launch::{RunningDevice, launch};
 use super::prefetch::plan::PrefetchPlan;
-use super::records::LaunchedDevice;
 use super::storage::{self, StorageSettings};
 use crate::arguments::{
     DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
 };
 use crate::cluster_donors::{self, Borrower};
-use crate::donor_change::{self, Among};
+use crate::donor_command::{self, Among};
 use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
@@ -29,8 +29,8 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
     match command {
         DeviceCommand::On(arguments) => on(arguments),
         DeviceCommand::Off(arguments) => off(arguments),
-        DeviceCommand::AddDonor(arguments) => donor_change::add(Among::All, arguments),
-        DeviceCommand::RemoveDonor(arguments) => donor_change::remove(Among::All, arguments),
+        DeviceCommand::AddDonor(arguments) => donor_command::add(Among::All, arguments),
+        DeviceCommand::RemoveDonor(arguments) => donor_command::remove(Among::All, arguments),
         DeviceCommand::Status(output) => status::show(output, Some(Kind::Device), &|_| true),
     }
 }

@@ -31,10 +31,11 @@ use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
+use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::keeping::KeptPrefetching;
-use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness};
 use super::restarts::{Life, Next, Restarts};
 use super::serve;
+use crate::device_record::DeviceRecord;
 use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
 use crate::log_writer;

@@ -14,7 +14,7 @@ use spillway_machine::interruption::Interruption;
 use spillway_machine::process::{open_log, wait_for};
 use spillway_report::kind::Kind;
 
-use super::records::{LaunchedDevice, Readiness};
+use super::handover::{LaunchedDevice, Readiness};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::progress_line::ProgressLine;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
 
-use super::records::DeviceRecord;
+use crate::device_record::DeviceRecord;
 use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::{limits, status_socket};

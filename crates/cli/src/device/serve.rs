@@ -31,8 +31,9 @@ use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
+use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::process::report;
-use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
+use crate::device_record::{DeviceRecord, remove_backing};
 use crate::donor_change::{self, KeptOut};
 use crate::failure::Failure;
 use crate::limits;

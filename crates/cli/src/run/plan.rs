@@ -21,7 +21,7 @@ use super::take_down::{device_name, donor_prefix};
 use crate::arguments::StorageArguments;
 use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
 use crate::cluster_donors::{self, Borrower};
-use crate::device::records::LaunchedDevice;
+use crate::device::handover::LaunchedDevice;
 use crate::device::storage::{self, StorageSettings};
 use crate::failure::Failure;
 use crate::limits;

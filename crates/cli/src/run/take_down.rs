@@ -12,7 +12,7 @@ use spillway_machine::swap_area;
 use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::device::records::{DeviceRecord, is_anothers, remove_backing};
+use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
 use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::status_socket::{self, AskError, Question};

@@ -30,7 +30,7 @@ use super::watch::{self, Governed};
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::device::launch::tell_missing;
-use crate::device::records::DeviceRecord;
+use crate::device_record::DeviceRecord;
 use crate::failure::Failure;
 use crate::limits;
 use crate::output::say;
