@@ -96,9 +96,9 @@ fn describe(view: &ClusterReport) -> String {
 #[cfg(test)]
 mod tests {
     use spillway_fabric::limits::MEMBERS_MAX;
+    use spillway_report::test_support::view;
 
     use super::*;
-    use crate::cluster_donors::choice::tests::view;
 
     fn member(name: Option<&str>, state: &str) -> MemberReport {
         MemberReport {

@@ -141,13 +141,15 @@ fn find(registry: &Registry, among: Among, name: &str) -> Result<Found, Failure>
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::test_support;
+
     use super::*;
     use crate::observation::examples;
 
     #[test]
     fn a_removal_is_seen_in_the_report_of_a_device_and_of_a_run() {
         let leaving = |is_leaving| {
-            let mut report = examples::device_report("swap", 0);
+            let mut report = test_support::device_report("swap", 0);
             report.device.donors[0].is_leaving = is_leaving;
             report
         };

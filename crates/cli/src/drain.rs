@@ -207,8 +207,9 @@ fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddre
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::test_support::{member, view};
+
     use super::*;
-    use crate::cluster_donors::choice::tests::{member, view};
 
     #[test]
     fn a_machine_is_found_by_name_address_and_identity() {

@@ -160,6 +160,8 @@ pub(crate) mod examples;
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::test_support;
+
     use super::*;
 
     #[test]
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!((device.run(), device.donor()), (None, None));
         let run = examples::run("x", 9);
         assert_eq!((run.volume().unwrap().traffic.pages_in, run.run()), (9, Some("x")));
-        let donor = Some(examples::donor_status(5 << 20));
+        let donor = Some(test_support::donor_status(5 << 20));
         let agent = Thing::of_agent(AgentReport { donor, ..AgentReport::default() });
         assert_eq!(agent.donor().unwrap().lent_bytes, 5 << 20);
         assert!(Thing::of_agent(AgentReport::default()).donor().is_none());

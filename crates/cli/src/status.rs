@@ -333,9 +333,9 @@ mod tests {
     use serde::Serialize;
     use serde_json::json;
     use spillway_report::prefetch::{PrefetchReport, Samples};
+    use spillway_report::test_support;
 
     use super::*;
-    use crate::observation::examples;
 
     fn described(kind: Kind, report: impl Serialize) -> String {
         let (name, state, report) = ("x".to_owned(), "running".to_owned(), json!(report));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     fn device(change: impl FnOnce(&mut DeviceReport)) -> String {
-        let mut report = examples::device_report("x", 1);
+        let mut report = test_support::device_report("x", 1);
         change(&mut report);
         described(Kind::Device, report)
     }
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_donor_tells_bytes_only_where_it_counted_them() {
-        let mut donor = examples::donor_status(32 << 20);
+        let mut donor = test_support::donor_status(32 << 20);
         donor.draining = true;
         donor.sessions[0].weight = Some(4);
         let shm = "shm".to_owned();
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_run_tells_how_its_memory_comes_and_what_the_pager_did() {
-        let mut run = examples::run_report(7);
+        let mut run = test_support::run_report(7);
         run.pager.as_mut().unwrap().pager.staying.memfd_bytes = 5 << 20;
         let text = described(Kind::Run, run);
         for expected in [
@@ -432,7 +432,7 @@ mod tests {
     fn a_run_tells_what_it_prefetches() {
         let (policy, samples) = ("streams".to_owned(), Samples { major: 3, ..Samples::default() });
         let prefetch = Some(PrefetchReport { policy, is_active: true, samples, ..PrefetchReport::default() });
-        let text = described(Kind::Run, RunReport { prefetch, ..examples::run_report(7) });
+        let text = described(Kind::Run, RunReport { prefetch, ..test_support::run_report(7) });
         assert!(text.contains("\n  prefetching: streams; 3 samples"), "{text}");
     }
 
@@ -447,7 +447,7 @@ mod tests {
 
     /// What is told of a swap device on `/dev/loop0` that is served, of an owner who lives or not.
     fn asked(owner_lives: bool, paths: &[&str]) -> Item {
-        let mut report = examples::device_report("swap", 0);
+        let mut report = test_support::device_report("swap", 0);
         report.device.path = "/dev/loop0".to_owned();
         asked_for(&json!(report), owner_lives, paths)
     }

@@ -182,48 +182,13 @@ impl Settling {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::collections::BTreeSet;
+
+    use spillway_report::test_support::{member, view};
 
     use super::*;
     use crate::arguments::{Arguments, Command};
-    use spillway_fabric::membership::Counters;
-    use spillway_report::format::Format;
-
-    pub(crate) fn member(number: usize, state: &str, quota_bytes: Option<u64>) -> MemberReport {
-        MemberReport {
-            name: Some(format!("node{number}")),
-            address: format!("10.0.{}.{}:7070", number / 256, number % 256),
-            machine: None,
-            generation: None,
-            state: state.to_owned(),
-            is_self: number == 0,
-            answered: true,
-            zone: None,
-            rack: None,
-            quota_bytes,
-            lent_bytes: quota_bytes.map(|_| 0),
-            used_bytes: None,
-            release: None,
-            wire_version: Some(WIRE_VERSION),
-        }
-    }
-
-    pub(crate) fn view(members: Vec<MemberReport>) -> ClusterReport {
-        ClusterReport {
-            format: Format::default(),
-            name: "home".to_owned(),
-            discovery: "gossip".to_owned(),
-            sealed: true,
-            key_file: Some("/etc/key".into()),
-            key_ids: Vec::new(),
-            machine: String::new(),
-            identity_file: String::new(),
-            members,
-            warnings: Vec::new(),
-            traffic: Counters::default(),
-        }
-    }
 
     fn storage(options: &str) -> StorageArguments {
         let line = format!("spillway run {options} -- true");

@@ -59,9 +59,9 @@ pub(crate) fn changes(view: &ClusterReport, used: &[UsedDonor], seed: u64) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use spillway_report::test_support::{self, member, view};
+
     use super::*;
-    use crate::cluster_donors::choice::tests::{member, view};
-    use crate::observation::examples;
 
     const GIB: Option<u64> = Some(1 << 30);
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn only_followers_of_this_cluster_are_changed() {
-        let mut device = examples::device_report("swap", 0);
+        let mut device = test_support::device_report("swap", 0);
         assert_eq!(used_donors(&Report::Device(Box::new(device.clone())), "home"), None);
         device.follows = Some("home".to_owned());
         device.device.donors[1].is_leaving = true;
@@ -122,7 +122,7 @@ mod tests {
         let found = used_donors(&device, "home").unwrap();
         assert_eq!((found.len(), found[0].is_leaving, found[1].is_leaving), (2, false, true));
         assert_eq!(used_donors(&device, "other"), None);
-        let mut run = examples::run("7", 0).report;
+        let mut run = Report::Run(Box::new(test_support::run_report(0)));
         if let Report::Run(run) = &mut run {
             run.follows = Some("home".to_owned());
         }

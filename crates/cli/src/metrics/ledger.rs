@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn histograms_add_up() {
         let mut ledger = Ledger::default();
-        let latency = crate::observation::examples::device_status(200).traffic.read_latency;
+        let latency = spillway_report::test_support::device_status(200).traffic.read_latency;
         let of = |source: &str| Sample {
             value: Value::Histogram(Box::new(Histogram::of(&latency))),
             ..sample(&metrics::RUN_FAULT_LATENCY, &["fill"], source, 0.0)

@@ -48,6 +48,7 @@ mod packaged_tests;
 #[cfg(test)]
 mod tests {
     use spillway_report::kind::Kind;
+    use spillway_report::test_support;
 
     use super::*;
     use crate::observation::examples;
@@ -57,7 +58,8 @@ mod tests {
     fn a_scrape_tells_of_the_agent_and_of_what_does_not_answer() {
         let (_directory, registry) = Registry::temporary();
         let _silent = registry.claim(Kind::Device, "swap").unwrap();
-        let agent = || examples::thing(Kind::Agent, "agent", examples::donor_report(examples::donor_status(5 << 20)));
+        let agent =
+            || examples::thing(Kind::Agent, "agent", test_support::donor_report(test_support::donor_status(5 << 20)));
         let mut metrics = Metrics::default();
         for _ in 0..2 {
             let mut observation = Observation::gather(&registry, Some(Kind::Agent)).unwrap();

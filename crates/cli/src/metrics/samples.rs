@@ -277,6 +277,8 @@ pub(crate) fn is_disk_only(device: &DeviceStatus) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
+    use spillway_report::test_support;
+
     use super::*;
     use crate::observation::examples;
 
@@ -326,7 +328,7 @@ mod tests {
 
     #[test]
     fn falling_back_to_the_disk_is_told() {
-        let mut device = examples::device_status(1);
+        let mut device = test_support::device_status(1);
         assert!(!is_disk_only(&device));
         device.donors[0].state = "lost".to_owned();
         assert!(is_disk_only(&device));
