@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::output::OutputArguments;
 use spillway_machine::size::human;
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::kind::Kind;
 
-use crate::arguments::OutputArguments;
-use crate::failure::Failure;
+use crate::limits;
 use crate::registry::Registry;
 use crate::status_socket::{self, Question};
-use crate::{limits, output};
 
 /// Asks and prints.
 pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::say;
 use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
@@ -29,9 +32,7 @@ use spillway_sys::{core_dumps, memory_group, paging_safety};
 
 use crate::arguments::DonateArguments;
 use crate::device::storage;
-use crate::failure::Failure;
 use crate::mender::Mender;
-use crate::output::{self, say};
 use crate::registry::{Entry, Registry};
 use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use crate::status_socket::{Answer, Question, StatusServer};
@@ -378,8 +379,9 @@ fn owner_is_gone() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use spillway_console::output::OutputArguments;
+
     use super::*;
-    use crate::arguments::OutputArguments;
 
     fn arguments() -> DonateArguments {
         DonateArguments {

@@ -1,4 +1,4 @@
-//! Other donors for a device or a run, while it is in use: what the process that serves its pages does when it is asked.
+//! Other donors for a device or a run, while it is in use: what the process that serves its pages does when asked.
 
 use std::collections::BTreeSet;
 

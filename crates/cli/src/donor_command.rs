@@ -7,16 +7,17 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use spillway_console::failure::Failure;
+use spillway_console::output::{self, OutputArguments};
+use spillway_console::progress::Progress;
+use spillway_console::progress_line::ProgressLine;
+use spillway_console::say;
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::interruption::Interruption;
 use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
-use crate::arguments::{AddDonorArguments, OutputArguments, RemoveDonorArguments};
-use crate::failure::Failure;
-use crate::output::{self, say};
-use crate::progress::Progress;
-use crate::progress_line::ProgressLine;
+use crate::arguments::{AddDonorArguments, RemoveDonorArguments};
 use crate::registry::{Found, Registry};
 use crate::status_socket::{self, DonorChange, Question};
 use crate::{limits, status};

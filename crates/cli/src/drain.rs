@@ -10,6 +10,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::progress::Progress;
+use spillway_console::progress_line::ProgressLine;
+use spillway_console::say;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
@@ -23,11 +28,7 @@ use spillway_sys::socket_file;
 use crate::arguments::DrainArguments;
 use crate::cluster_donors::agents_view;
 use crate::device::storage;
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::{self, say};
-use crate::progress::Progress;
-use crate::progress_line::ProgressLine;
 use crate::registry::{Found, Registry};
 
 /// Between two looks.

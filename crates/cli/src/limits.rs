@@ -30,18 +30,6 @@ pub(crate) const DONORS_TOLD_MAX: usize = 8;
 /// (docs/decisions/membership.md).
 pub(crate) const LENDERS_SETTLE: Duration = Duration::from_secs(10);
 
-/// Work that takes no longer is over before a line about it is read.
-pub(crate) const PROGRESS_BEGIN: Duration = Duration::from_secs(1);
-
-/// How often a line tells how far something is, where standard error is no terminal: a log stays short.
-pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// How often the line on a terminal is drawn anew: as often as a reader sees.
-pub(crate) const PROGRESS_REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Memory that is to move and does not for so long: people are told. A slab of 1 GiB takes 9 s at 1 Gbit/s.
-pub(crate) const MOVE_STALL_TOLD: Duration = Duration::from_secs(10);
-
 /// After so long `remove-donor` and `drain` end with what is in the way: two deadlines of recalls
 /// ([`spillway_donor::limits::RECALL_DEADLINE`]). The moving goes on.
 pub(crate) const MOVE_STALL_MAX: Duration = Duration::from_secs(60);
@@ -149,9 +137,6 @@ pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A status socket that does not answer within this belongs to a hung process; `status` says so.
 pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How often a device looks what to write to the log of changes: a reader's second; a look goes over all its slabs.
-pub(crate) const STATE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Machines that `spillway cluster` shows in its table: the largest cluster that the simulation is made for.
 pub(crate) const CLUSTER_ROWS_MAX: usize = 1024;

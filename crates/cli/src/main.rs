@@ -1,7 +1,7 @@
 //! The `spillway` command: reads the command line and hands over.
 //!
 //! In reading order:
-//! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed.
+//! - [`arguments`]: the command line.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
@@ -11,8 +11,7 @@
 //! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
 //!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
 //!   [`uninstall_check`]: what is left of all that.
-//! - [`progress`]: how far something is, shown by [`progress_line`]; [`refill`]: waiting for copies that are missing.
-//! - [`log_writer`]: the log, for the journal too; [`state_changes`]: what it says of a device.
+//! - [`refill`]: waiting for copies that are missing.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
 //!   [`page`]: in a browser, from the agent's [`web_server`].
 
@@ -35,30 +34,23 @@ mod donate;
 mod donor_change;
 mod donor_command;
 mod drain;
-mod failure;
 mod generated_files;
 mod key_command;
 mod limits;
-mod log_writer;
 mod machine_weight;
 mod mend;
 mod mender;
 mod metrics;
 mod observation;
-mod output;
-mod output_file;
 mod own_donors;
 mod page;
 mod prefetch_report;
-mod progress;
-mod progress_line;
 mod refill;
 mod registry;
 mod run;
 mod sandbox;
 mod setup;
 mod sizing;
-mod state_changes;
 mod status;
 mod status_socket;
 mod staying_report;
@@ -72,13 +64,13 @@ mod web_server;
 
 use std::process::ExitCode;
 
+use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
+use spillway_console::{log_writer, output, say};
 use spillway_machine::interruption;
 use spillway_report::run::Ending;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
-use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
-use crate::output::say;
 
 fn main() -> ExitCode {
     callers_preload::leave();

@@ -9,6 +9,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use spillway_console::failure::Failure;
+use spillway_console::{progress_line, say};
 use spillway_frontend::fuse::leftovers::{Leftover, LeftoverKind};
 use spillway_frontend::nbd::leftovers::AbandonedNbd;
 use spillway_frontend::ublk::leftovers::AbandonedUblk;
@@ -22,11 +24,9 @@ use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
-use crate::failure::Failure;
-use crate::output::say;
+use crate::limits;
 use crate::registry::{Found, Registry};
 use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
-use crate::{limits, progress_line};
 
 /// Everything of ours whose owner is dead, in words.
 pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {

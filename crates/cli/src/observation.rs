@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use spillway_console::failure::Failure;
 use spillway_donor::DonorStatus;
 use spillway_fabric::plain_text::plain;
 use spillway_machine::memory::Memory;
@@ -21,7 +22,6 @@ use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
-use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::{limits, status};
 

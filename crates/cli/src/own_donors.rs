@@ -10,13 +10,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use spillway_console::failure::Failure;
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::memory::Memory;
 use spillway_machine::process::{open_log, wait_for};
 use spillway_machine::size::human;
 use spillway_volume::settings::redundancy::Redundancy;
 
-use crate::failure::Failure;
 use crate::limits;
 
 /// How many donors to start, and what each lends.

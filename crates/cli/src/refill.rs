@@ -5,14 +5,14 @@
 
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
+use spillway_console::progress::Progress;
+use spillway_console::progress_line::ProgressLine;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
-use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::progress_line::ProgressLine;
 use crate::registry::Registry;
 use crate::{limits, status};
 

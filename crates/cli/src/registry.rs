@@ -11,12 +11,12 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use spillway_console::failure::Failure;
 use spillway_machine::lock::{self, LockError};
 use spillway_machine::process::ProcessIdentity;
 use spillway_report::kind::Kind;
 use spillway_sys::own_files::{self, PlaceError};
 
-use crate::failure::Failure;
 use crate::limits;
 
 /// Why an entry could not be made or read.

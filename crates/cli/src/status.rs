@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use spillway_console::failure::Failure;
+use spillway_console::output::OutputArguments;
 use spillway_donor::status::{DonorStatus, RecallCounts, SessionStatus};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::memory::Memory;
@@ -21,9 +23,7 @@ use spillway_report::status::{Item, StatusReport};
 use spillway_volume::disk_writer::NOT_RESERVED;
 use spillway_volume::status::{DiskStatus, DonorLinkStatus};
 
-use crate::arguments::OutputArguments;
 use crate::device_record::DeviceRecord;
-use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::staying_report::{self, When};
 use crate::{bandwidth_report, prefetch_report, status_socket};
@@ -97,16 +97,16 @@ pub(crate) fn show(
     let items = collect(&registry, kind, wanted)?;
     let status = StatusReport { format: Format::default(), memory: Memory::read().ok(), items };
     if output.json {
-        return crate::output::json(&status);
+        return spillway_console::output::json(&status);
     }
     if status.items.is_empty() {
-        return crate::output::text("nothing is running\n");
+        return spillway_console::output::text("nothing is running\n");
     }
     let mut text = String::new();
     for item in &status.items {
         describe(&mut text, item);
     }
-    crate::output::text(&text)
+    spillway_console::output::text(&text)
 }
 
 /// A few lines for people. Writing to a string cannot fail, so results are dropped.

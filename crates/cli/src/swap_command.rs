@@ -1,6 +1,9 @@
 //! `spillway swap on`, `off` and `status`: a swap device for the whole machine.
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::{progress_line, say};
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
@@ -13,11 +16,9 @@ use crate::device::prefetch::plan::PrefetchPlan;
 use crate::device::revival::revive;
 use crate::device_record::DeviceRecord;
 use crate::donor_command::{self, Among};
-use crate::failure::Failure;
-use crate::output::{self, say};
 use crate::registry::{Found, Registry};
 use crate::run::take_down::stop_device_process;
-use crate::{mend, progress_line, status};
+use crate::{mend, status};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {

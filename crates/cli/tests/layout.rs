@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "sys",
     "machine",
     "plot",
@@ -27,6 +27,7 @@ const ORDER: [&str; 19] = [
     "stub",
     "pager",
     "report",
+    "console",
     "virtual_machine",
     "testing",
     "workloads",
@@ -400,8 +401,8 @@ const DECISIONS: [&str; 88] = [
     "crates/device/src/prefetch/asked.rs",
     "crates/device/src/prefetch/decide.rs",
     "crates/cli/src/metrics/ledger.rs",
-    "crates/cli/src/progress.rs",
-    "crates/cli/src/state_changes.rs",
+    "crates/console/src/progress.rs",
+    "crates/console/src/state_changes.rs",
     "crates/cli/src/top/model.rs",
     "crates/cli/src/page/events.rs",
     "crates/cli/src/page/model.rs",

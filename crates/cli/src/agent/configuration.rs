@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::output::OutputArguments;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::size::Size;
@@ -19,8 +20,8 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
 use super::cluster::role::ClusterRole;
+use crate::arguments::DonateArguments;
 use crate::arguments::run::PrefetchChoice;
-use crate::arguments::{DonateArguments, OutputArguments};
 use crate::as_typed;
 use crate::limits;
 use crate::machine_weight::MachineWeight;

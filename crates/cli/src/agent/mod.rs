@@ -12,6 +12,10 @@ mod web;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
+use spillway_console::log_writer::CHANGES;
+use spillway_console::output;
+use spillway_console::output::OutputArguments;
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
@@ -27,17 +31,15 @@ use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
 use crate::arguments::{
-    AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
+    AgentArguments, NameArguments, NewDeviceArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
 use crate::cluster_donors::choice::Settling;
 use crate::cluster_donors::following::{changes, used_donors};
 use crate::donate::{self, DonorService};
-use crate::failure::Failure;
-use crate::log_writer::CHANGES;
 use crate::registry::Registry;
 use crate::sandbox::Reach;
 use crate::status_socket::{self, Answer, Question, StatusServer};
-use crate::{cluster_donors, limits, mend, output, status, swap_command};
+use crate::{cluster_donors, limits, mend, status, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);

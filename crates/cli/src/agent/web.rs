@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use spillway_console::failure::Failure;
 use spillway_machine::user_group;
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
@@ -17,7 +18,6 @@ use spillway_sys::socket_file::Admitted;
 
 use super::configuration::MetricsRole;
 use crate::donate::DonorService;
-use crate::failure::Failure;
 use crate::limits;
 use crate::metrics::{self, Metrics};
 use crate::observation::{Observation, Thing};

@@ -16,6 +16,8 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::output::OutputArguments;
+use spillway_console::say;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::listener::NbdAddress;
@@ -35,7 +37,6 @@ use self::top::TopArguments;
 use self::trace::TraceCommand;
 use self::values::{connections, device_size, slab_size};
 use crate::machine_weight::MachineWeight;
-use crate::output::say;
 use crate::sandbox::SandboxChoice;
 
 /// Lets programs use the idle memory of other machines.
@@ -113,14 +114,6 @@ pub(crate) enum Command {
     /// Says which signals came to the process group of `run`
     #[command(name = "witness-signals", hide = true)]
     WitnessSignals,
-}
-
-/// How results are printed.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct OutputArguments {
-    /// Print JSON on standard output
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Where pages go.

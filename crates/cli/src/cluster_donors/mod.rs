@@ -8,6 +8,8 @@
 pub(crate) mod choice;
 pub(crate) mod following;
 
+use spillway_console::failure::Failure;
+use spillway_console::say;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::random_bytes;
 use spillway_report::cluster::ClusterReport;
@@ -15,8 +17,6 @@ use spillway_report::kind::Kind;
 
 use self::choice::ClusterDonors;
 use crate::arguments::StorageArguments;
-use crate::failure::Failure;
-use crate::output::say;
 use crate::registry::{Found, Registry};
 use crate::status_socket::{self, AskError, Question};
 

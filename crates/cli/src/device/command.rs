@@ -1,6 +1,9 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::say;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
@@ -17,8 +20,6 @@ use crate::arguments::{
 };
 use crate::cluster_donors::{self, Borrower};
 use crate::donor_command::{self, Among};
-use crate::failure::Failure;
-use crate::output::{self, say};
 use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
 use crate::registry::{self, Found, Registry};
 use crate::run::take_down::stop_device_process;

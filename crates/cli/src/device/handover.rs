@@ -1,7 +1,7 @@
 //! What processes of a device tell one another.
 //!
-//! [`LaunchedDevice`] goes from the launcher to the keeper, and [`Readiness`] is the answer. [`KeeperHandover`] goes from
-//! the keeper to the process that serves.
+//! [`LaunchedDevice`] goes from the launcher to the keeper, and [`Readiness`] is the answer. [`KeeperHandover`] goes
+//! from the keeper to the process that serves.
 
 use std::path::PathBuf;
 

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
+use spillway_console::failure::Failure;
+use spillway_console::log_writer;
 use spillway_machine::cgroup::OwnGroup;
 use spillway_machine::memory::Memory;
 use spillway_machine::reserve::Reserve;
@@ -36,9 +38,7 @@ use super::prefetch::keeping::KeptPrefetching;
 use super::restarts::{Life, Next, Restarts};
 use super::serve;
 use crate::device_record::DeviceRecord;
-use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
-use crate::log_writer;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};

@@ -10,17 +10,17 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
+use spillway_console::progress_line::ProgressLine;
+use spillway_console::{log_writer, say};
 use spillway_machine::interruption::Interruption;
 use spillway_machine::process::{open_log, wait_for};
 use spillway_report::kind::Kind;
 
 use super::handover::{LaunchedDevice, Readiness};
-use crate::failure::Failure;
-use crate::output::say;
-use crate::progress_line::ProgressLine;
+use crate::limits;
 use crate::registry::Registry;
 use crate::status_socket::{self, Question};
-use crate::{limits, log_writer};
 
 /// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ pub(crate) fn launch(
         Err(failure) => {
             drop(owner_pipe);
             end(&mut child, registry);
-            Err(failure.or_log(&log_path))
+            Err(or_log(failure, &log_path))
         }
     }
 }
@@ -136,13 +136,11 @@ fn end(child: &mut Child, registry: &Registry) {
     }
 }
 
-impl Failure {
-    /// Points at the log, for failures that the process could not explain itself.
-    fn or_log(self, log_path: &Path) -> Self {
-        match self {
-            Self::Failed(text) => Self::Failed(format!("{text}; see {}", log_writer::place(log_path))),
-            other => other,
-        }
+/// Points at the log, if this is a failure that the process could not explain itself.
+fn or_log(failure: Failure, log_path: &Path) -> Failure {
+    match failure {
+        Failure::Failed(text) => Failure::Failed(format!("{text}; see {}", log_writer::place(log_path))),
+        other => other,
     }
 }
 

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use spillway_console::failure::Failure;
 use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
 
 use crate::device_record::DeviceRecord;
-use crate::failure::Failure;
 use crate::registry::{Found, Registry};
 use crate::{limits, status_socket};
 

@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use spillway_console::failure::Failure;
+use spillway_console::log_writer::ChangeLog;
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::front_end::FrontEndError;
@@ -35,9 +37,7 @@ use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::process::report;
 use crate::device_record::{DeviceRecord, remove_backing};
 use crate::donor_change::{self, KeptOut};
-use crate::failure::Failure;
 use crate::limits;
-use crate::log_writer::ChangeLog;
 use crate::mender::Mender;
 use crate::registry::Registry;
 use crate::sandbox::{self, Borrower};

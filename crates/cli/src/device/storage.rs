@@ -8,6 +8,7 @@ use std::{env, fs};
 
 use serde::{Deserialize, Serialize};
 use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::failure::Failure;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::filesystem::FileSystem;
@@ -22,7 +23,6 @@ use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use crate::arguments::StorageArguments;
 use crate::as_typed;
-use crate::failure::Failure;
 use crate::limits;
 use crate::own_donors::OwnDonors;
 

@@ -12,16 +12,17 @@ pub(crate) mod pager_checks;
 use std::fmt::Write;
 
 use serde::Serialize;
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_report::run::Way;
 
 use self::check::{Check, State};
 use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
 use crate::device::revival;
-use crate::failure::Failure;
+use crate::mend;
 use crate::registry::Registry;
 use crate::system::System;
-use crate::{mend, output};
 
 /// The whole answer; its JSON form is stable.
 #[derive(Clone, Debug, Serialize)]

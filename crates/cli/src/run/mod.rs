@@ -31,6 +31,9 @@ pub(crate) mod watch;
 
 use std::path::Path;
 
+use spillway_console::failure::Failure;
+use spillway_console::output_file::OutputFile;
+use spillway_console::say;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::size::{LocalBudget, human};
@@ -39,9 +42,6 @@ use spillway_report::run::{Ending, Way};
 
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::failure::Failure;
-use crate::output::say;
-use crate::output_file::OutputFile;
 use crate::registry::Registry;
 use crate::{limits, mend};
 

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use spillway_console::failure::Failure;
+use spillway_console::say;
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -23,9 +25,7 @@ use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunH
 use crate::cluster_donors::{self, Borrower};
 use crate::device::handover::LaunchedDevice;
 use crate::device::storage::{self, StorageSettings};
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::say;
 use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use crate::registry::Registry;
 

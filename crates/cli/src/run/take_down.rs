@@ -7,16 +7,17 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use spillway_console::failure::Failure;
+use spillway_console::progress_line;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::swap_area;
 use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
-use crate::failure::Failure;
+use crate::limits;
 use crate::registry::{Found, Registry};
 use crate::status_socket::{self, AskError, Question};
-use crate::{limits, progress_line};
 
 /// What may be left of a run, and how each thing goes.
 pub(crate) trait Leftovers {

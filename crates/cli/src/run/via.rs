@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use spillway_console::failure::Failure;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
@@ -17,7 +18,6 @@ use spillway_volume::settings::mapping::MappingPolicy;
 use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
 use crate::doctor::check::{Check, State};
 use crate::doctor::checks::{self, hindrance};
-use crate::failure::Failure;
 use crate::system::System;
 
 /// Programs that keep their memory in shared objects, which the pager leaves local.

@@ -6,6 +6,9 @@
 
 use std::time::Instant;
 
+use spillway_console::failure::Failure;
+use spillway_console::output_file::OutputFile;
+use spillway_console::say;
 use spillway_device::fault_recording::FaultRecording;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::interruption::Interruption;
@@ -23,10 +26,7 @@ use super::take_down::take_down_run;
 use super::watch;
 use crate::arguments::run::{PrefetchChoice, RunArguments};
 use crate::device::launch::{RunningDevice, launch};
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::say;
-use crate::output_file::OutputFile;
 use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Registry};
 use crate::status_socket::{self, Question};

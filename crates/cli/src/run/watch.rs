@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use spillway_console::log_writer::ChangeLog;
+use spillway_console::say;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::cgroup::strays::Stray;
 use spillway_machine::cgroup::usage::GroupUsage;
@@ -25,8 +27,6 @@ use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::donor_change::{self, KeptOut};
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
-use crate::log_writer::ChangeLog;
-use crate::output::say;
 use crate::registry::Entry;
 use crate::status_socket::{Answer, Question, StatusServer};
 

@@ -26,9 +26,8 @@ use landlock::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
+use spillway_console::failure::Failure;
 use spillway_report::donor::SandboxReport;
-
-use crate::failure::Failure;
 
 /// The newest rights to files that are asked for; an older kernel restricts those that it knows.
 const FILES_ABI: ABI = ABI::V5;

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
@@ -14,9 +16,8 @@ use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
-use crate::failure::Failure;
 use crate::registry::Registry;
-use crate::{limits, output, status};
+use crate::{limits, status};
 
 /// The unit of the package.
 const SERVICE: &str = "spillway.service";

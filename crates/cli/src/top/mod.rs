@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use serde::Serialize;
+use spillway_console::failure::Failure;
 use spillway_machine::interruption::Interruption;
 
 use self::draw::Caption;
 use self::model::{Choices, Model, View};
 use crate::arguments::top::TopArguments;
-use crate::failure::Failure;
 use crate::limits;
 use crate::observation::Observation;
 use crate::registry::Registry;

@@ -12,12 +12,12 @@ use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal::{self, EnterAlternateScreen, LeaveAlternateScreen};
 use ratatui::crossterm::{cursor, execute};
+use spillway_console::failure::Failure;
 use spillway_machine::interruption::Interruption;
 
 use super::controls::{Controls, Reaction};
 use super::draw::{self, Caption};
 use super::model::{Model, View};
-use crate::failure::Failure;
 use crate::limits;
 use crate::observation::Observation;
 use crate::registry::Registry;

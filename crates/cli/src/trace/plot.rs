@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_machine::size::human;
 use spillway_plot::axis::Axis;
 use spillway_plot::cloud::Cloud;
@@ -13,8 +15,6 @@ use spillway_policy::trace::space_of;
 use super::loaded::Loaded;
 use super::regions::Regions;
 use crate::arguments::trace::{PlotArguments, PlotSubject};
-use crate::failure::Failure;
-use crate::output;
 
 /// Where the points are: from the left and the top, and how large their part of the picture is. All in pixels.
 const LEFT: f64 = 150.0;

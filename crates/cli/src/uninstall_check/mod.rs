@@ -4,15 +4,17 @@
 
 mod remains;
 
-use spillway_machine::cgroup::MemoryGroup;
-use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_fabric::plain_text::plain;
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_sys::lease::read_unless_leased;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::proc_text::strings;
 use spillway_sys::process::user_of;
@@ -20,9 +22,8 @@ use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
-use crate::failure::Failure;
 use crate::registry::Registry;
-use crate::{mend, output, status};
+use crate::{mend, status};
 
 /// What the package has or makes; each is a file, a link or a directory of ours alone.
 const FILES: [&str; 20] = [

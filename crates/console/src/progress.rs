@@ -11,7 +11,7 @@ use crate::limits;
 
 /// See the module text.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// What happens to the bytes, such as `moved`.
     done: &'static str,
     began: Instant,
@@ -23,12 +23,12 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// So much is to be `done`.
-    pub(crate) fn new(done: &'static str, now: Instant, total_bytes: u64) -> Self {
+    pub fn new(done: &'static str, now: Instant, total_bytes: u64) -> Self {
         Self { done, began: now, total_bytes, left_bytes: total_bytes, moved: now }
     }
 
     /// So much is left.
-    pub(crate) fn look(&mut self, now: Instant, left_bytes: u64) {
+    pub fn look(&mut self, now: Instant, left_bytes: u64) {
         if left_bytes != self.left_bytes {
             self.moved = now;
         }
@@ -38,7 +38,7 @@ impl Progress {
     }
 
     /// How long nothing has moved.
-    pub(crate) fn rest(&self, now: Instant) -> Duration {
+    pub fn rest(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.moved)
     }
 

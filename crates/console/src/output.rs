@@ -5,20 +5,29 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
+use clap::Args;
 use serde::Serialize;
 use spillway_fabric::plain_text::plain;
 
 use crate::failure::Failure;
 
+/// How results are printed.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OutputArguments {
+    /// Print JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// One JSON document.
-pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
     line.push('\n');
     write(&line)
 }
 
 /// One JSON document on a line of its own, for readers that wait for it.
-pub(crate) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
+pub fn json_line(value: &impl Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_string(value).map_err(Failure::failed)?;
     line.push('\n');
     write(&line)
@@ -26,23 +35,23 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
 
 /// Tells people something on standard error, as `eprint!` does, but for this: what cannot be told ends nothing, and a
 /// terminal obeys nothing of it.
-pub(crate) fn tell(text: fmt::Arguments<'_>) {
+pub fn tell(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_all(shown(&text.to_string()).as_bytes());
 }
 
-/// As `eprintln!`, by [`tell`].
+/// As `eprintln!`, by [`output::tell`](crate::output::tell).
+#[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::output::tell(format_args!("{}\n", format_args!($($text)*))) };
 }
-pub(crate) use say;
 
 /// Text for people: lines and tabulators, and nothing else that a terminal obeys.
-pub(crate) fn text(text: &str) -> Result<(), Failure> {
+pub fn text(text: &str) -> Result<(), Failure> {
     write(&shown(text))
 }
 
 /// `text` as a terminal may have it.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.split_inclusive(['\n', '\t'])
         .flat_map(|part| {
             let end = part.trim_end_matches(['\n', '\t']).len();

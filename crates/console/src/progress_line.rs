@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::limits;
-use crate::output::say;
 use crate::progress::{Pace, Progress};
+use crate::{limits, say};
 
 /// Something that takes a while; dropping it takes the line away.
 #[derive(Debug)]
-pub(crate) struct ProgressLine {
+pub struct ProgressLine {
     what: String,
     pace: Pace,
     place: Place,
@@ -28,7 +27,7 @@ enum Place {
 
 impl ProgressLine {
     /// Tells of `what`, if it `is_shown`.
-    pub(crate) fn new(what: impl Into<String>, is_shown: bool) -> Self {
+    pub fn new(what: impl Into<String>, is_shown: bool) -> Self {
         let (place, interval) = match (is_shown, std::io::stderr().is_terminal()) {
             (false, _) => (Place::Nowhere, limits::PROGRESS_INTERVAL),
             (true, false) => (Place::Lines, limits::PROGRESS_INTERVAL),
@@ -50,12 +49,12 @@ impl ProgressLine {
     }
 
     /// As [`Self::show`], of bytes.
-    pub(crate) fn show_bytes(&mut self, now: Instant, progress: &Progress) {
+    pub fn show_bytes(&mut self, now: Instant, progress: &Progress) {
         self.show(now, || progress.line(now));
     }
 
     /// As [`Self::show`], of a wait that ends at its `deadline` at the latest.
-    pub(crate) fn show_wait(&mut self, began: Instant, deadline: Duration) {
+    pub fn show_wait(&mut self, began: Instant, deadline: Duration) {
         let now = Instant::now();
         let waited = now.saturating_duration_since(began);
         self.show(now, || format!("{} s, at most {} s", waited.as_secs(), deadline.as_secs()));
@@ -63,7 +62,7 @@ impl ProgressLine {
 }
 
 /// How much came back from a swap area that is being switched off, on a line of its own, if it `is_shown`.
-pub(crate) fn of_swap_off(is_shown: bool) -> impl FnMut(u64) + Send {
+pub fn of_swap_off(is_shown: bool) -> impl FnMut(u64) + Send {
     let mut progress = Progress::new("brought back", Instant::now(), 0);
     let mut line = ProgressLine::new("swap off", is_shown);
     move |left_bytes| {

@@ -7,19 +7,19 @@ use std::fmt::Display;
 use spillway_machine::interruption::Interrupted;
 
 /// Exit status of a command that did what it was asked.
-pub(crate) const EXIT_DONE: u8 = 0;
+pub const EXIT_DONE: u8 = 0;
 /// Exit status of a command that failed.
-pub(crate) const EXIT_FAILED: u8 = 1;
+pub const EXIT_FAILED: u8 = 1;
 /// Exit status of a mistake on the command line; clap uses the same.
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit status of `run` when the program cannot be executed, as of the shell and `env`.
-pub(crate) const EXIT_NOT_EXECUTABLE: u8 = 126;
+pub const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// Exit status of `run` when there is no such program, as of the shell and `env`.
-pub(crate) const EXIT_NOT_FOUND: u8 = 127;
+pub const EXIT_NOT_FOUND: u8 = 127;
 
 /// Why a command ended without doing what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The user asked for something that cannot be meant.
     #[error("{0}")]
     Usage(String),
@@ -47,22 +47,22 @@ impl From<Interrupted> for Failure {
 
 impl Failure {
     /// A failure from an error of any module.
-    pub(crate) fn failed(error: impl Display) -> Self {
+    pub fn failed(error: impl Display) -> Self {
         Self::Failed(error.to_string())
     }
 
     /// A failure while doing `context`.
-    pub(crate) fn during(context: impl Display, error: impl Display) -> Self {
+    pub fn during(context: impl Display, error: impl Display) -> Self {
         Self::Failed(format!("{context}: {error}"))
     }
 
     /// A mistake of the user.
-    pub(crate) fn usage(error: impl Display) -> Self {
+    pub fn usage(error: impl Display) -> Self {
         Self::Usage(error.to_string())
     }
 
     /// The exit status; an interruption is turned into its signal by the caller.
-    pub(crate) fn exit_status(&self) -> u8 {
+    pub fn exit_status(&self) -> u8 {
         match self {
             Self::Usage(_) => EXIT_USAGE,
             Self::Failed(_) => EXIT_FAILED,

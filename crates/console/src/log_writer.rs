@@ -25,7 +25,7 @@ use crate::limits;
 use crate::state_changes::{Change, StateChanges, Weight};
 
 /// The target of lines that tell of a change of state: shown also where the level of others is `warn`.
-pub(crate) const CHANGES: &str = "spillway::changes";
+pub const CHANGES: &str = "spillway::changes";
 
 /// What is shown unless `SPILLWAY_LOG` says otherwise.
 const FILTER: &str = "warn,spillway::changes=info";
@@ -34,7 +34,7 @@ const FILTER: &str = "warn,spillway::changes=info";
 const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
 
 /// From here on all lines of this process go to standard error.
-pub(crate) fn start() {
+pub fn start() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SPILLWAY_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(FILTER));
     let lines = tracing_subscriber::fmt()
@@ -45,7 +45,7 @@ pub(crate) fn start() {
 }
 
 /// Whether standard error is the journal.
-pub(crate) fn is_journal() -> bool {
+pub fn is_journal() -> bool {
     let Some(told) = std::env::var_os(JOURNAL_STREAM) else { return false };
     rustix::fs::fstat(io::stderr())
         .is_ok_and(|stat| told.to_str().is_some_and(|told| names(told, stat.st_dev, stat.st_ino)))
@@ -82,18 +82,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
 }
 
 /// Where the lines of a process are whose standard error is the journal or else `log`, for people.
-pub(crate) fn place(log: &Path) -> String {
+pub fn place(log: &Path) -> String {
     if is_journal() { "the journal (journalctl -u spillway)".to_owned() } else { log.display().to_string() }
 }
 
 /// What begins a line that this process writes itself: nothing unless standard error is the journal.
-pub(crate) fn prefix(level: Level) -> String {
+pub fn prefix(level: Level) -> String {
     if is_journal() { format!("<{}>", priority(level)) } else { String::new() }
 }
 
 /// What changes in the state of a device or a run, as lines of the log.
 #[derive(Debug)]
-pub(crate) struct ChangeLog {
+pub struct ChangeLog {
     title: String,
     changes: StateChanges,
     next_look: Option<Instant>,
@@ -101,12 +101,12 @@ pub(crate) struct ChangeLog {
 
 impl ChangeLog {
     /// Its lines begin with `title`.
-    pub(crate) fn new(title: String) -> Self {
+    pub fn new(title: String) -> Self {
         Self { title, changes: StateChanges::default(), next_look: None }
     }
 
     /// Writes what changed since the last look, if it is time for one and there is a state.
-    pub(crate) fn look(&mut self, status: impl FnOnce() -> Option<DeviceStatus>) {
+    pub fn look(&mut self, status: impl FnOnce() -> Option<DeviceStatus>) {
         let now = Instant::now();
         if self.next_look.is_some_and(|next| now < next) {
             return;

@@ -15,7 +15,7 @@ const TRIAL_BYTES: usize = 4096;
 
 /// A file that waits for its content.
 #[derive(Debug)]
-pub(crate) struct OutputFile {
+pub struct OutputFile {
     path: PathBuf,
     place: Place,
     file: File,
@@ -25,14 +25,14 @@ pub(crate) struct OutputFile {
 
 impl OutputFile {
     /// Makes the file; one that exists is refused.
-    pub(crate) fn create(path: &Path) -> Result<Self, PlaceError> {
+    pub fn create(path: &Path) -> Result<Self, PlaceError> {
         let place = Place::find(path, Way::Any, false)?;
         let file = place.create_output()?;
         Self::tried(path, place, file)
     }
 
     /// Opens the file, or makes it. One of this user that exists keeps its content until it gets another one.
-    pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
+    pub fn open(path: &Path) -> Result<Self, PlaceError> {
         let place = Place::find(path, Way::Any, true)?;
         match place.open_output() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -56,12 +56,12 @@ impl OutputFile {
     }
 
     /// Where it is, as the user named it.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Gives it what `write` writes, in place of what it had.
-    pub(crate) fn fill(&self, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> io::Result<u64> {
+    pub fn fill(&self, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> io::Result<u64> {
         let filled = self.try_fill(write);
         self.is_done.store(filled.is_ok(), Ordering::Relaxed);
         filled
