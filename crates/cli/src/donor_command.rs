@@ -1,6 +1,6 @@
 //! `add-donor` and `remove-donor`: other donors for a device or a run, while it is in use.
 //!
-//! The process that serves the pages does it ([`donor_change`](crate::donor_change)), and is asked over its status
+//! The process that serves the pages does it ([`donor_change`](spillway_control::donor_change)), and is asked over its status
 //! socket. Adding takes a moment. Removing goes on in that process for as long as slabs are moved; this command shows
 //! how far it is, and ends with it.
 
@@ -12,14 +12,14 @@ use spillway_console::output::{self, OutputArguments};
 use spillway_console::progress::Progress;
 use spillway_console::progress_line::ProgressLine;
 use spillway_console::say;
+use spillway_control::registry::{Found, Registry};
+use spillway_control::status_socket::{self, DonorChange, Question};
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::interruption::Interruption;
 use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
 use crate::arguments::{AddDonorArguments, RemoveDonorArguments};
-use crate::registry::{Found, Registry};
-use crate::status_socket::{self, DonorChange, Question};
 use crate::{limits, status};
 
 /// Which things a command means.
@@ -97,7 +97,7 @@ fn tell(arguments: &OutputArguments, found: &Found, address: &DonorAddress, done
 
 fn ask(found: &Found, question: &Question) -> Result<Option<Value>, Failure> {
     let failed = |error: status_socket::AskError| Failure::Failed(format!("the {}: {error}", found.title()));
-    status_socket::ask(&found.status_socket(), question, limits::STATUS_DEADLINE).map_err(failed)
+    status_socket::ask(&found.status_socket(), question, spillway_control::limits::STATUS_DEADLINE).map_err(failed)
 }
 
 /// How far a removal is.
@@ -142,6 +142,7 @@ fn find(registry: &Registry, among: Among, name: &str) -> Result<Found, Failure>
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
     use spillway_report::test_support;
 
     use super::*;
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named_with_what_is() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let text = find(&registry, Among::Swap, "far").unwrap_err().to_string();
         assert!(text.contains("no swap device 'far'") && text.contains("none is on"), "{text}");
         let _device = registry.claim(Kind::Device, "disk").unwrap();

@@ -15,6 +15,8 @@ use spillway_console::output;
 use spillway_console::progress::Progress;
 use spillway_console::progress_line::ProgressLine;
 use spillway_console::say;
+use spillway_control::cluster_donors::agents_view;
+use spillway_control::registry::{Found, Registry};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
@@ -26,10 +28,8 @@ use spillway_report::kind::Kind;
 use spillway_sys::socket_file;
 
 use crate::arguments::DrainArguments;
-use crate::cluster_donors::agents_view;
 use crate::device::storage;
 use crate::limits;
-use crate::registry::{Found, Registry};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -113,21 +113,23 @@ impl Target {
 
     fn dial(&self) -> std::io::Result<OwnedFd> {
         match &self.address {
-            DonorAddress::Unix(path) => Ok(socket_file::connect(path, Some(limits::STATUS_DEADLINE))?.into()),
+            DonorAddress::Unix(path) => {
+                Ok(socket_file::connect(path, Some(spillway_control::limits::STATUS_DEADLINE))?.into())
+            }
             DonorAddress::Tcp(text) => {
                 use std::net::ToSocketAddrs;
                 let address: SocketAddr =
                     text.to_socket_addrs()?.next().ok_or_else(|| std::io::Error::other("the name has no address"))?;
-                Ok(TcpStream::connect_timeout(&address, limits::STATUS_DEADLINE)?.into())
+                Ok(TcpStream::connect_timeout(&address, spillway_control::limits::STATUS_DEADLINE)?.into())
             }
         }
     }
 
     fn ask(&self, stream: OwnedFd, order: DrainOrder) -> Result<Told, ControlError> {
-        let deadline = Instant::now() + limits::STATUS_DEADLINE;
+        let deadline = Instant::now() + spillway_control::limits::STATUS_DEADLINE;
         let (sender, mut receiver) = ControlChannel::connect_until(stream, self.key.as_ref(), deadline)?.split();
         sender.send(&Message::Drain { order }, None)?;
-        match receiver.receive(limits::STATUS_DEADLINE)?.0 {
+        match receiver.receive(spillway_control::limits::STATUS_DEADLINE)?.0 {
             Message::Draining { is_draining, quota_bytes, lent_bytes, holders } => {
                 Ok(Told { is_draining, quota_bytes, lent_bytes, holders })
             }
@@ -208,6 +210,7 @@ fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddre
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
     use spillway_report::test_support::{member, view};
 
     use super::*;
@@ -231,7 +234,7 @@ mod tests {
 
     #[test]
     fn this_machines_donor_is_the_agents_or_the_only_one() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         assert!(own_socket(&registry).unwrap_err().to_string().contains("no donor runs"));
         let one = registry.claim(Kind::Donor, "one").unwrap();
         std::fs::write(one.path().join("donor.sock"), "").unwrap();

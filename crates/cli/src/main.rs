@@ -6,10 +6,9 @@
 //! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
 //! - [`sizing`]: how much memory a program needs.
-//! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
-//!   machines that it knows; [`key_command`]: their key.
-//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
-//!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
+//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows;
+//!   [`key_command`]: their key. [`donor_command`]: other donors for what is in use.
+//! - [`status`], [`doctor`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
 //!   [`uninstall_check`]: what is left of all that.
 //! - [`refill`]: waiting for copies that are missing.
 //! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
@@ -24,38 +23,28 @@ mod bandwidth_report;
 mod budget;
 mod callers_preload;
 mod cluster_command;
-mod cluster_donors;
 #[cfg(test)]
 mod decoders_tests;
 mod device;
-mod device_record;
 mod doctor;
 mod donate;
-mod donor_change;
 mod donor_command;
 mod drain;
 mod generated_files;
 mod key_command;
 mod limits;
 mod machine_weight;
-mod mend;
-mod mender;
 mod metrics;
 mod observation;
-mod own_donors;
 mod page;
 mod prefetch_report;
 mod refill;
-mod registry;
 mod run;
-mod sandbox;
 mod setup;
 mod sizing;
 mod status;
-mod status_socket;
 mod staying_report;
 mod swap_command;
-mod system;
 mod top;
 mod trace;
 mod trace_file;
@@ -66,6 +55,7 @@ use std::process::ExitCode;
 
 use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use spillway_console::{log_writer, output, say};
+use spillway_control::{mender, sandbox};
 use spillway_machine::interruption;
 use spillway_report::run::Ending;
 use spillway_sys::core_dumps::CoreDumps;

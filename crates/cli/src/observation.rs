@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use spillway_console::failure::Failure;
+use spillway_control::registry::{Found, Registry};
 use spillway_donor::DonorStatus;
 use spillway_fabric::plain_text::plain;
 use spillway_machine::memory::Memory;
@@ -22,7 +23,6 @@ use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::strings;
 use spillway_volume::status::DeviceStatus;
 
-use crate::registry::{Found, Registry};
 use crate::{limits, status};
 
 /// Everything of ours on this machine at one moment.
@@ -160,6 +160,7 @@ pub(crate) mod examples;
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
     use spillway_report::test_support;
 
     use super::*;
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn everything_is_asked_at_once_but_what_is_left_out() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _entries: Vec<_> = (0..limits::ASKED_AT_ONCE_MAX + 2)
             .map(|number| registry.claim(Kind::Donor, &format!("d{number}")).unwrap())
             .collect();

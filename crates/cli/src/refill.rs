@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use spillway_console::failure::Failure;
 use spillway_console::progress::Progress;
 use spillway_console::progress_line::ProgressLine;
+use spillway_control::registry::Registry;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
-use crate::registry::Registry;
 use crate::{limits, status};
 
 /// Between two looks.

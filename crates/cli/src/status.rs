@@ -8,6 +8,9 @@ use std::path::PathBuf;
 use serde_json::Value;
 use spillway_console::failure::Failure;
 use spillway_console::output::OutputArguments;
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::registry::{Found, Registry};
+use spillway_control::status_socket;
 use spillway_donor::status::{DonorStatus, RecallCounts, SessionStatus};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::memory::Memory;
@@ -23,10 +26,8 @@ use spillway_report::status::{Item, StatusReport};
 use spillway_volume::disk_writer::NOT_RESERVED;
 use spillway_volume::status::{DiskStatus, DonorLinkStatus};
 
-use crate::device_record::DeviceRecord;
-use crate::registry::{Found, Registry};
 use crate::staying_report::{self, When};
-use crate::{bandwidth_report, prefetch_report, status_socket};
+use crate::{bandwidth_report, prefetch_report};
 
 /// Asks one entry.
 pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
@@ -332,6 +333,7 @@ fn describe_pager(text: &mut String, PagerStatus { device, pager }: &PagerStatus
 mod tests {
     use serde::Serialize;
     use serde_json::json;
+    use spillway_control::test_support::temporary_registry;
     use spillway_report::prefetch::{PrefetchReport, Samples};
     use spillway_report::test_support;
 
@@ -438,7 +440,7 @@ mod tests {
 
     #[test]
     fn silence_is_not_health() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         let items = collect(&registry, Some(Kind::Device), &|_| true).unwrap();
         assert_eq!((items.len(), items[0].state.as_str()), (1, "silent"));
@@ -456,10 +458,10 @@ mod tests {
     fn asked_for(answer: &Value, owner_lives: bool, paths: &[&str]) -> Item {
         let area = |path: &&str| SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 };
         let areas: Vec<_> = paths.iter().map(area).collect();
-        let answer = crate::status_socket::Answer::status(answer);
-        let (_directory, registry) = Registry::temporary();
+        let answer = spillway_control::status_socket::Answer::status(answer);
+        let (_directory, registry) = temporary_registry();
         let entry = registry.claim(Kind::Device, "swap").unwrap();
-        let server = crate::status_socket::StatusServer::bind(&entry.status_socket()).unwrap();
+        let server = spillway_control::status_socket::StatusServer::bind(&entry.status_socket()).unwrap();
         let found = registry.find(Kind::Device, "swap").unwrap();
         let found = Found { owner: found.owner.filter(|_| owner_lives), ..found };
         std::thread::scope(|scope| {

@@ -4,6 +4,10 @@ use serde_json::json;
 use spillway_console::failure::Failure;
 use spillway_console::output;
 use spillway_console::{progress_line, say};
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::mend;
+use spillway_control::registry::{Found, Registry};
+use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
@@ -14,11 +18,8 @@ use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
 use crate::device::prefetch::plan::PrefetchPlan;
 use crate::device::revival::revive;
-use crate::device_record::DeviceRecord;
 use crate::donor_command::{self, Among};
-use crate::registry::{Found, Registry};
-use crate::run::take_down::stop_device_process;
-use crate::{mend, status};
+use crate::status;
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {

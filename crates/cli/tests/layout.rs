@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "sys",
     "machine",
     "plot",
@@ -28,6 +28,7 @@ const ORDER: [&str; 20] = [
     "pager",
     "report",
     "console",
+    "control",
     "virtual_machine",
     "testing",
     "workloads",
@@ -395,8 +396,8 @@ const DECISIONS: [&str; 88] = [
     "crates/fabric/src/membership/twins.rs",
     "crates/fabric/src/membership/listed.rs",
     "crates/fabric/src/membership/gossip.rs",
-    "crates/cli/src/cluster_donors/choice.rs",
-    "crates/cli/src/cluster_donors/following.rs",
+    "crates/control/src/cluster_donors/choice.rs",
+    "crates/control/src/cluster_donors/following.rs",
     "crates/block/src/cpu_idle/burst.rs",
     "crates/device/src/prefetch/asked.rs",
     "crates/device/src/prefetch/decide.rs",

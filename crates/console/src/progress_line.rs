@@ -48,12 +48,12 @@ impl ProgressLine {
         }
     }
 
-    /// As [`Self::show`], of bytes.
+    /// Shows how much of bytes is done, when that is due.
     pub fn show_bytes(&mut self, now: Instant, progress: &Progress) {
         self.show(now, || progress.line(now));
     }
 
-    /// As [`Self::show`], of a wait that ends at its `deadline` at the latest.
+    /// Shows how long a wait has taken that ends at its `deadline` at the latest, when that is due.
     pub fn show_wait(&mut self, began: Instant, deadline: Duration) {
         let now = Instant::now();
         let waited = now.saturating_duration_since(began);

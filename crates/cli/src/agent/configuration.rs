@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_console::output::OutputArguments;
+use spillway_control::sandbox::SandboxChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::size::Size;
@@ -25,7 +26,6 @@ use crate::arguments::run::PrefetchChoice;
 use crate::as_typed;
 use crate::limits;
 use crate::machine_weight::MachineWeight;
-use crate::sandbox::SandboxChoice;
 use crate::web_server::WebAddress;
 
 /// Why the configuration cannot be used.

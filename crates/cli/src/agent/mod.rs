@@ -16,6 +16,13 @@ use spillway_console::failure::Failure;
 use spillway_console::log_writer::CHANGES;
 use spillway_console::output;
 use spillway_console::output::OutputArguments;
+use spillway_control::cluster_donors::choice::Settling;
+use spillway_control::cluster_donors::following::{changes, used_donors};
+use spillway_control::registry::Registry;
+use spillway_control::sandbox::Reach;
+use spillway_control::status_socket::{self, Answer, Question, StatusServer};
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::{cluster_donors, mend};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
@@ -30,16 +37,9 @@ use self::cluster::role::ClusterRole;
 use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
-use crate::arguments::{
-    AgentArguments, NameArguments, NewDeviceArguments, StorageArguments, SwapCommand, SwapOnArguments,
-};
-use crate::cluster_donors::choice::Settling;
-use crate::cluster_donors::following::{changes, used_donors};
+use crate::arguments::{AgentArguments, NameArguments, NewDeviceArguments, SwapCommand, SwapOnArguments};
 use crate::donate::{self, DonorService};
-use crate::registry::Registry;
-use crate::sandbox::Reach;
-use crate::status_socket::{self, Answer, Question, StatusServer};
-use crate::{cluster_donors, limits, mend, status, swap_command};
+use crate::{limits, status, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);
@@ -213,7 +213,11 @@ impl Cluster {
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
                     let socket = registry.status_socket(kind, &item.name);
-                    let asked = status_socket::ask(&socket, &Question::Donor(change.clone()), limits::STATUS_DEADLINE);
+                    let asked = status_socket::ask(
+                        &socket,
+                        &Question::Donor(change.clone()),
+                        spillway_control::limits::STATUS_DEADLINE,
+                    );
                     match asked {
                         Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name),
                         Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use spillway_console::failure::Failure;
+use spillway_control::registry::Registry;
 use spillway_machine::user_group;
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
@@ -23,7 +24,6 @@ use crate::metrics::{self, Metrics};
 use crate::observation::{Observation, Thing};
 use crate::page::model::PageModel;
 use crate::page::{self, Part};
-use crate::registry::Registry;
 use crate::web_server::{Clients, Content, Request, WebServer};
 
 /// The listening end, and what it gives.
@@ -199,6 +199,7 @@ fn unix_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_control::test_support::temporary_registry;
 
     fn role(text: &str) -> MetricsRole {
         toml::from_str(text).unwrap()
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_taken_is_told_with_what_to_do() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = |address: &str| role(&format!("listen = \"{address}\""));
         let error = Web::bind(&at(&taken.local_addr().unwrap().to_string())).unwrap_err().to_string();
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_page_is_off_unless_configured_and_not_for_foreign_names() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let agent = || Thing::of_agent(AgentReport::default());
         let ask_from = |web: &Web, path, host, is_local| {
             Answers::new(web, &registry, &agent).content(&Request { path, host, is_local }).map(|content| content.kind)

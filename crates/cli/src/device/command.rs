@@ -4,6 +4,12 @@ use serde_json::json;
 use spillway_console::failure::Failure;
 use spillway_console::output;
 use spillway_console::say;
+use spillway_control::cluster_donors::{self, Borrower};
+use spillway_control::mend;
+use spillway_control::own_donors::{OwnDonorsPlan, own_size_bytes};
+use spillway_control::registry::{self, Found, Registry};
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
@@ -15,15 +21,9 @@ use super::handover::LaunchedDevice;
 use super::launch::{RunningDevice, launch};
 use super::prefetch::plan::PrefetchPlan;
 use super::storage::{self, StorageSettings};
-use crate::arguments::{
-    DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
-};
-use crate::cluster_donors::{self, Borrower};
+use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
 use crate::donor_command::{self, Among};
-use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
-use crate::registry::{self, Found, Registry};
-use crate::run::take_down::stop_device_process;
-use crate::{limits, mend, status};
+use crate::{limits, status};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
@@ -226,10 +226,11 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_control::test_support::temporary_registry;
 
     #[test]
     fn off_needs_something_that_is_on() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let text = chosen(&registry, None, "device", &|_| true).unwrap_err().to_string();
         assert!(text.contains("no device is on"), "{text}");
         let text = chosen(&registry, Some("x"), "swap device", &|_| true).unwrap_err().to_string();
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn off_takes_the_only_one_and_asks_among_several() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _one = registry.claim(Kind::Device, "one").unwrap();
         assert_eq!(chosen(&registry, None, "device", &|_| true).unwrap().name, "one");
         let _two = registry.claim(Kind::Device, "two").unwrap();

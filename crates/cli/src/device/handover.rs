@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use spillway_control::own_donors::OwnDonorsPlan;
 use spillway_frontend::nbd::listener::NbdAddress;
 
 use super::prefetch::plan::PrefetchPlan;
 use super::storage::StorageSettings;
 use crate::as_typed;
-use crate::own_donors::OwnDonorsPlan;
 
 /// Everything the device's process needs to know, checked by the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

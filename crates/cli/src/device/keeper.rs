@@ -20,6 +20,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use spillway_console::failure::Failure;
 use spillway_console::log_writer;
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::own_donors::OwnDonors;
+use spillway_control::registry::{Entry, Registry};
+use spillway_control::status_socket::{Answer, Question, StatusServer};
 use spillway_machine::cgroup::OwnGroup;
 use spillway_machine::memory::Memory;
 use spillway_machine::reserve::Reserve;
@@ -37,11 +41,7 @@ use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::keeping::KeptPrefetching;
 use super::restarts::{Life, Next, Restarts};
 use super::serve;
-use crate::device_record::DeviceRecord;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
-use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Registry};
-use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the keeper looks at its signals.
 const TURN: Duration = Duration::from_millis(100);

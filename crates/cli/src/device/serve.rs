@@ -19,6 +19,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_console::failure::Failure;
 use spillway_console::log_writer::ChangeLog;
+use spillway_control::device_record::{DeviceRecord, remove_backing};
+use spillway_control::donor_change::{self, KeptOut};
+use spillway_control::mender::Mender;
+use spillway_control::registry::Registry;
+use spillway_control::sandbox::{self, Borrower};
+use spillway_control::status_socket::{Answer, Question, StatusServer};
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::front_end::FrontEndError;
@@ -35,13 +41,7 @@ use spillway_volume::state::{DeviceState, keeping};
 
 use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::process::report;
-use crate::device_record::{DeviceRecord, remove_backing};
-use crate::donor_change::{self, KeptOut};
 use crate::limits;
-use crate::mender::Mender;
-use crate::registry::Registry;
-use crate::sandbox::{self, Borrower};
-use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
 const TURN: Duration = Duration::from_millis(100);

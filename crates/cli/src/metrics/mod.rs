@@ -47,16 +47,16 @@ mod packaged_tests;
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
     use spillway_report::kind::Kind;
     use spillway_report::test_support;
 
     use super::*;
     use crate::observation::examples;
-    use crate::registry::Registry;
 
     #[test]
     fn a_scrape_tells_of_the_agent_and_of_what_does_not_answer() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _silent = registry.claim(Kind::Device, "swap").unwrap();
         let agent =
             || examples::thing(Kind::Agent, "agent", test_support::donor_report(test_support::donor_status(5 << 20)));

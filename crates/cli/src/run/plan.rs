@@ -5,6 +5,11 @@ use std::path::PathBuf;
 
 use spillway_console::failure::Failure;
 use spillway_console::say;
+use spillway_control::cluster_donors::{self, Borrower};
+use spillway_control::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
+use spillway_control::registry::Registry;
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::take_down::{device_name, donor_prefix};
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -19,15 +24,10 @@ use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::recording::Recording;
-use super::take_down::{device_name, donor_prefix};
-use crate::arguments::StorageArguments;
 use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
-use crate::cluster_donors::{self, Borrower};
 use crate::device::handover::LaunchedDevice;
 use crate::device::storage::{self, StorageSettings};
 use crate::limits;
-use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
-use crate::registry::Registry;
 
 /// A run, decided.
 #[derive(Clone, Debug)]
@@ -186,5 +186,7 @@ fn disk_size_bytes(storage: &StorageArguments) -> Result<u64, Failure> {
     let place = storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
-    Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))
+    Ok((found.free_bytes / 2)
+        .saturating_sub(limits::BACKING_RESERVE_BYTES)
+        .max(spillway_control::limits::DEVICE_SIZE_BYTES_MIN))
 }

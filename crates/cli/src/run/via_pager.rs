@@ -11,6 +11,11 @@ use std::time::{Duration, Instant};
 use spillway_console::failure::Failure;
 use spillway_console::output_file::OutputFile;
 use spillway_console::say;
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::own_donors::OwnDonors;
+use spillway_control::registry::{Entry, Registry};
+use spillway_control::sandbox::{self, Borrower};
+use spillway_control::take_down::take_down_run;
 use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -28,16 +33,11 @@ use super::plan::Plan;
 use super::preload;
 use super::program::{Becoming, Found, Program};
 use super::statistics::Statistics;
-use super::take_down::take_down_run;
 use super::watch::{self, Governed};
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
 use crate::device::launch::tell_missing;
-use crate::device_record::DeviceRecord;
 use crate::limits;
-use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Registry};
-use crate::sandbox::{self, Borrower};
 
 /// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";

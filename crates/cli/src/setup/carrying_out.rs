@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use spillway_console::failure::Failure;
 use spillway_console::output;
+use spillway_control::registry::Registry;
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
@@ -16,7 +17,6 @@ use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
-use crate::registry::Registry;
 use crate::{limits, status};
 
 /// The unit of the package.

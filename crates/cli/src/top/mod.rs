@@ -21,6 +21,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use serde::Serialize;
 use spillway_console::failure::Failure;
+use spillway_control::registry::Registry;
 use spillway_machine::interruption::Interruption;
 
 use self::draw::Caption;
@@ -28,7 +29,6 @@ use self::model::{Choices, Model, View};
 use crate::arguments::top::TopArguments;
 use crate::limits;
 use crate::observation::Observation;
-use crate::registry::Registry;
 
 /// Columns of `--once`, where the terminal does not say.
 const COLUMNS_DEFAULT: u16 = 80;

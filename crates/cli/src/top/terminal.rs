@@ -13,6 +13,7 @@ use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal::{self, EnterAlternateScreen, LeaveAlternateScreen};
 use ratatui::crossterm::{cursor, execute};
 use spillway_console::failure::Failure;
+use spillway_control::registry::Registry;
 use spillway_machine::interruption::Interruption;
 
 use super::controls::{Controls, Reaction};
@@ -20,7 +21,6 @@ use super::draw::{self, Caption};
 use super::model::{Model, View};
 use crate::limits;
 use crate::observation::Observation;
-use crate::registry::Registry;
 
 /// The terminal as programs like this one want it; as it was, once dropped.
 struct Screen;

@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 use serde::Serialize;
 use spillway_console::failure::Failure;
 use spillway_console::output;
+use spillway_control::mend;
+use spillway_control::registry::Registry;
 use spillway_fabric::plain_text::plain;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_sys::lease::read_unless_leased;
@@ -22,8 +24,7 @@ use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
-use crate::registry::Registry;
-use crate::{mend, status};
+use crate::status;
 
 /// What the package has or makes; each is a file, a link or a directory of ours alone.
 const FILES: [&str; 20] = [

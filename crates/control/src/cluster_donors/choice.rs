@@ -16,8 +16,8 @@ use spillway_fabric::wire::WIRE_VERSION;
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_volume::limits::DONORS_MAX;
 
-use crate::arguments::StorageArguments;
 use crate::limits::{self, NAMED_DONORS_MAX};
+use crate::storage_arguments::StorageArguments;
 
 /// Why there is no donor in a cluster.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub(crate) enum ChoiceError {
 
 /// Donors that were chosen in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ClusterDonors {
+pub struct ClusterDonors {
     cluster: String,
     /// Those that were chosen, in the order of addresses.
     chosen: Vec<Lender>,
@@ -79,7 +79,7 @@ impl ClusterDonors {
     }
 
     /// The same storage with these donors, and with the cluster's key unless another one was named.
-    pub(crate) fn fill(&self, storage: &StorageArguments) -> StorageArguments {
+    pub fn fill(&self, storage: &StorageArguments) -> StorageArguments {
         StorageArguments {
             donors: self.chosen.iter().map(|lender| lender.address.clone()).collect(),
             key: storage.key.clone().or_else(|| Some(self.key.clone())),
@@ -89,7 +89,7 @@ impl ClusterDonors {
     }
 
     /// What the user of a `borrower` is told.
-    pub(crate) fn note(&self, borrower: &str) -> String {
+    pub fn note(&self, borrower: &str) -> String {
         let machines = match self.chosen.len() {
             1 => "the only lending machine".to_owned(),
             count if count == self.lending => format!("all {count} lending machines"),
@@ -164,14 +164,14 @@ fn none_lends(view: &ClusterReport) -> ChoiceError {
 /// Waits with a choice until the lenders are known: an agent that has just started hears of them one after another,
 /// and a device keeps the donors that it began with.
 #[derive(Debug, Default)]
-pub(crate) struct Settling {
+pub struct Settling {
     known: Vec<Lender>,
     since: Option<Instant>,
 }
 
 impl Settling {
     /// Whether the lenders have stayed the same for `pause`, at the look of `now`.
-    pub(crate) fn look(&mut self, now: Instant, view: &ClusterReport, pause: Duration) -> bool {
+    pub fn look(&mut self, now: Instant, view: &ClusterReport, pause: Duration) -> bool {
         let found = lenders(view);
         if self.since.is_none() || found != self.known {
             self.known = found;
@@ -188,13 +188,9 @@ mod tests {
     use spillway_report::test_support::{member, view};
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
 
     fn storage(options: &str) -> StorageArguments {
-        let line = format!("spillway run {options} -- true");
-        let line = line.split_whitespace();
-        let Command::Run(run) = <Arguments as clap::Parser>::parse_from(line).command else { panic!("not run") };
-        run.storage
+        StorageArguments::of_words(options.split_whitespace())
     }
 
     fn addresses(donors: &ClusterDonors) -> Vec<String> {

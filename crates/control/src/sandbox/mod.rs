@@ -5,12 +5,12 @@
 //! A donor reads what strangers send. So a mistake in it must not give them this machine:
 //! - *rights*: of a process of root, only that to lock memory stays;
 //! - *files* (Landlock): the registry and its own sockets may be changed, system files and the key's directory read;
-//! - *system calls* (seccomp): those in [`calls`]; another one fails with `EPERM`, which the log of audit does not
+//! - *system calls* (seccomp): those in `calls`; another one fails with `EPERM`, which the log of audit does not
 //!   show.
 //!
 //! Rights and files are restricted before the donor's threads start, because the kernel has them for each thread;
-//! system calls afterwards, for all threads at once. Then the process [tries](Sandbox::try_out) what it must not be
-//! able to do, so that `status` tells what is, and not what was meant.
+//! system calls afterwards, for all threads at once. Then the process tries what it must not be able to do, so that
+//! `status` tells what is, and not what was meant.
 
 mod calls;
 mod denied_calls;
@@ -60,7 +60,7 @@ const RDMA_DEVICES: &str = "/dev/infiniband";
 /// Whether a donor is put into a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum SandboxChoice {
+pub enum SandboxChoice {
     /// As far as the kernel can; `status` says how far.
     #[default]
     Auto,
@@ -95,22 +95,22 @@ impl std::fmt::Display for SandboxChoice {
 
 /// How far a process is in its sandbox, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sandbox {
+pub struct Sandbox {
     /// `on`; `threads`, if the threads that serve others are in it and the rest of the process is not; `partly on`; or
     /// `off`.
-    pub(crate) state: &'static str,
+    pub state: &'static str,
     /// Why it is not on, or not all of it.
     pub(crate) why: Vec<String>,
 }
 
 impl Sandbox {
     /// For `status`.
-    pub(crate) fn report(&self) -> SandboxReport {
+    pub fn report(&self) -> SandboxReport {
         SandboxReport { state: self.state.to_owned(), why: self.why.clone() }
     }
 
     /// None, for this reason.
-    pub(crate) fn off(why: &str) -> Self {
+    pub fn off(why: &str) -> Self {
         Self { state: "off", why: vec![why.to_owned()] }
     }
 
@@ -125,14 +125,14 @@ impl Sandbox {
     }
 
     /// For people.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         if self.why.is_empty() { self.state.to_owned() } else { format!("{} ({})", self.state, self.why.join("; ")) }
     }
 }
 
 /// What of a process is in its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub enum Reach {
     /// All of it.
     Process,
     /// The threads that serve others: the process starts programs, which must not be in it.
@@ -144,21 +144,21 @@ const THREADS_ONLY: &str = "the threads that serve other machines; the agent its
 
 /// Files that a process in a sandbox needs besides those that each one does.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub struct Places {
     /// Directories in which files are made and removed.
-    pub(crate) changed: Vec<PathBuf>,
+    pub changed: Vec<PathBuf>,
     /// Directories in which sockets are made and removed.
-    pub(crate) sockets: Vec<PathBuf>,
+    pub sockets: Vec<PathBuf>,
     /// Files and directories that are read.
-    pub(crate) read: Vec<PathBuf>,
+    pub read: Vec<PathBuf>,
     /// The file that takes the process back into the memory group that it came from.
-    pub(crate) group_to_return_to: Option<PathBuf>,
+    pub group_to_return_to: Option<PathBuf>,
     /// The directory below which its own empty memory group is removed.
-    pub(crate) groups: Option<PathBuf>,
+    pub groups: Option<PathBuf>,
 }
 
 /// A sandbox that is being put on.
-pub(crate) struct Restricting {
+pub struct Restricting {
     missing: Vec<String>,
 }
 
@@ -167,7 +167,7 @@ const PARTS: usize = 3;
 
 impl Restricting {
     /// Files other than `places` are out of reach from here on, for this thread and those that it starts.
-    pub(crate) fn files(places: &Places) -> Self {
+    pub fn files(places: &Places) -> Self {
         make_rdma_directory();
         let missing = match restrict_files(places) {
             Ok(RulesetStatus::FullyEnforced) => None,
@@ -184,7 +184,7 @@ impl Restricting {
 
     /// System calls are restricted from here on, for all threads or for this one and those that it starts; then all of
     /// it is tried out.
-    pub(crate) fn calls(mut self, reach: Reach) -> Sandbox {
+    pub fn calls(mut self, reach: Reach) -> Sandbox {
         let restricted = match reach {
             Reach::Process => calls::restrict_process(),
             Reach::Threads => calls::restrict_thread(),
@@ -234,7 +234,7 @@ const SERVING: CapabilitySet = CapabilitySet::SYS_ADMIN
 
 /// A process of root that serves a device keeps what that takes, and gains nothing by a program that it executes.
 /// Before it has threads, which inherit this.
-pub(crate) fn bound_rights_of_server() -> io::Result<()> {
+pub fn bound_rights_of_server() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
@@ -261,7 +261,7 @@ const SERVING_STARTS: CapabilitySet =
 
 /// The process that serves a device gives up what its further life does not take. Before it has threads; a process that
 /// goes on after a crash is the keeper's child, and has all that serving takes.
-pub(crate) fn drop_rights_of_start() -> io::Result<()> {
+pub fn drop_rights_of_start() -> io::Result<()> {
     let now = rustix::thread::capabilities(None)?;
     let left = CapabilitySets {
         effective: now.effective - SERVING_STARTS,
@@ -271,16 +271,16 @@ pub(crate) fn drop_rights_of_start() -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, left)?)
 }
 
-pub(crate) use self::denied_calls::Borrower;
+pub use self::denied_calls::Borrower;
 
 /// From here on, for all threads of this process and programs that it starts later, calls that no borrower needs fail
 /// with `EPERM`, and no program is executed with more rights than the process has.
-pub(crate) fn deny_calls_of_others(borrower: Borrower) -> io::Result<()> {
+pub fn deny_calls_of_others(borrower: Borrower) -> io::Result<()> {
     denied_calls::deny(borrower).map_err(io::Error::other)
 }
 
 /// Gives up all rights of root but that to lock memory, for this thread and those that it starts.
-pub(crate) fn give_up_rights() -> io::Result<()> {
+pub fn give_up_rights() -> io::Result<()> {
     let kept = CapabilitySet::IPC_LOCK;
     let now = rustix::thread::capabilities(None)?;
     let left = CapabilitySets {
@@ -329,12 +329,12 @@ pub(crate) fn kernel_restricts_files() -> bool {
 }
 
 /// The directory of a file.
-pub(crate) fn directory_of(path: &Path) -> PathBuf {
+pub fn directory_of(path: &Path) -> PathBuf {
     path.parent().map_or_else(|| PathBuf::from("/"), Path::to_path_buf)
 }
 
 /// A sandbox that was demanded and is not there.
-pub(crate) fn demanded(choice: SandboxChoice, sandbox: &Sandbox) -> Result<(), Failure> {
+pub fn demanded(choice: SandboxChoice, sandbox: &Sandbox) -> Result<(), Failure> {
     if choice == SandboxChoice::On && sandbox.state != "on" {
         let why = sandbox.describe();
         return Err(Failure::Failed(format!("the sandbox is {why}; --sandbox auto does without what is missing")));

@@ -21,7 +21,7 @@ use crate::limits;
 
 /// How many donors to start, and what each lends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct OwnDonorsPlan {
+pub struct OwnDonorsPlan {
     /// Donors.
     pub(crate) count: usize,
     /// Memory that each of them lends.
@@ -33,14 +33,14 @@ pub(crate) struct OwnDonorsPlan {
 impl OwnDonorsPlan {
     /// `count` donors that hold every copy of `size_bytes`, wherever its slabs are placed: slabs are placed whole, so
     /// each donor gets its share rounded up and one more.
-    pub(crate) fn new(count: usize, size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy) -> Self {
+    pub fn new(count: usize, size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy) -> Self {
         let slabs = size_bytes.div_ceil(slab_size_bytes) * u64::from(redundancy.replicas);
         let memory_bytes = (slabs.div_ceil(count.max(1) as u64) + 1) * slab_size_bytes;
         Self { count, memory_bytes, slab_size_bytes }
     }
 
     /// What a user is told who named no donor; `owner` is what they lend to.
-    pub(crate) fn note(&self, owner: &str) -> String {
+    pub fn note(&self, owner: &str) -> String {
         format!(
             "no --donor was named: {} donors on this machine lend its own memory to the {owner}, up to {} each",
             self.count,
@@ -50,7 +50,7 @@ impl OwnDonorsPlan {
 }
 
 /// What this machine can lend to itself, or what the user asked for if it can.
-pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Redundancy) -> Result<u64, Failure> {
+pub fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Redundancy) -> Result<u64, Failure> {
     let copies = u64::from(redundancy.replicas);
     let lendable = memory.lendable_bytes(limits::LEND_RESERVE_BYTES);
     let size_bytes = asked.unwrap_or(lendable / copies);
@@ -69,7 +69,7 @@ pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Red
 
 /// Donors of one owner; ended when dropped, if they have not been by then.
 #[derive(Debug, Default)]
-pub(crate) struct OwnDonors {
+pub struct OwnDonors {
     children: Vec<Child>,
     addresses: Vec<DonorAddress>,
 }
@@ -77,7 +77,7 @@ pub(crate) struct OwnDonors {
 impl OwnDonors {
     /// Starts donors whose names begin with `prefix` and whose sockets and logs lie in `directory`, and waits until
     /// each listens; `check` fails when the owner wants to wait no more.
-    pub(crate) fn start(
+    pub fn start(
         plan: &OwnDonorsPlan,
         prefix: &str,
         directory: &Path,
@@ -103,12 +103,12 @@ impl OwnDonors {
     }
 
     /// Where the device reaches the donors.
-    pub(crate) fn addresses(&self) -> &[DonorAddress] {
+    pub fn addresses(&self) -> &[DonorAddress] {
         &self.addresses
     }
 
     /// Ends those that lend nothing any more, and waits for them. One that still lends stays, and ends by itself.
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         self.children.iter_mut().for_each(|child| child.stdin = None);
         let deadline = Instant::now() + limits::STOP_DEADLINE;
         for child in &mut self.children {

@@ -6,7 +6,7 @@ use spillway_report::run::Way;
 /// How a capability stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub enum State {
     /// It is there.
     Good,
     /// It is not there, and what it gives is done otherwise or not needed.
@@ -17,17 +17,17 @@ pub(crate) enum State {
 
 /// One capability.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Check {
+pub struct Check {
     /// Its name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it is for.
-    pub(crate) needed_for: Way,
+    pub needed_for: Way,
     /// How it stands.
-    pub(crate) state: State,
+    pub state: State,
     /// What was found.
-    pub(crate) detail: String,
+    pub detail: String,
     /// The one command that mends it.
-    pub(crate) mend: Option<String>,
+    pub mend: Option<String>,
 }
 
 impl Check {

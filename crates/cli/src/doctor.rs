@@ -1,28 +1,20 @@
 //! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead
 //! processes of ours left behind.
-//!
-//! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager; [`interplay_checks`]: what
-//!   else on the machine decides about memory.
-
-pub(crate) mod check;
-pub(crate) mod checks;
-pub(crate) mod interplay_checks;
-pub(crate) mod pager_checks;
 
 use std::fmt::Write;
 
 use serde::Serialize;
 use spillway_console::failure::Failure;
 use spillway_console::output;
+use spillway_control::checks::check::{Check, State};
+use spillway_control::checks::{self, hindrance};
+use spillway_control::mend;
+use spillway_control::registry::Registry;
+use spillway_control::system::System;
 use spillway_report::run::Way;
 
-use self::check::{Check, State};
-use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
 use crate::device::revival;
-use crate::mend;
-use crate::registry::Registry;
-use crate::system::System;
 
 /// The whole answer; its JSON form is stable.
 #[derive(Clone, Debug, Serialize)]

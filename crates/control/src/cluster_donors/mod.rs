@@ -5,8 +5,8 @@
 //! that agent's own donor, which is of no use for the machine's swap. A machine without an agent has none, and what
 //! happens then is the caller's choice.
 
-pub(crate) mod choice;
-pub(crate) mod following;
+pub mod choice;
+pub mod following;
 
 use spillway_console::failure::Failure;
 use spillway_console::say;
@@ -16,13 +16,13 @@ use spillway_report::cluster::ClusterReport;
 use spillway_report::kind::Kind;
 
 use self::choice::ClusterDonors;
-use crate::arguments::StorageArguments;
 use crate::registry::{Found, Registry};
 use crate::status_socket::{self, AskError, Question};
+use crate::storage_arguments::StorageArguments;
 
 /// What borrows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Borrower {
+pub enum Borrower {
     /// A program under `run`.
     Program,
     /// A block device.
@@ -42,7 +42,7 @@ impl Borrower {
 }
 
 /// `storage` with donors, if it names none and this machine's agent knows some; tells the user which.
-pub(crate) fn resolve(
+pub fn resolve(
     storage: &StorageArguments,
     registry: &Registry,
     borrower: Borrower,
@@ -61,13 +61,13 @@ pub(crate) fn resolve(
 }
 
 /// Chooses donors among the machines of a cluster.
-pub(crate) fn choose(view: &ClusterReport) -> Result<ClusterDonors, Failure> {
+pub fn choose(view: &ClusterReport) -> Result<ClusterDonors, Failure> {
     let seed = random_bytes().map_err(|error| Failure::during("random numbers", error))?;
     ClusterDonors::choose(view, u64::from_le_bytes(seed)).map_err(Failure::failed)
 }
 
 /// The cluster of this machine's agent, if it has one.
-pub(crate) fn agents_view(registry: &Registry) -> Result<Option<ClusterReport>, Failure> {
+pub fn agents_view(registry: &Registry) -> Result<Option<ClusterReport>, Failure> {
     agent(registry)?.map_or(Ok(None), |agent| ask_for_cluster(&agent))
 }
 
@@ -90,21 +90,14 @@ fn ask_for_cluster(agent: &Found) -> Result<Option<ClusterReport>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::{Arguments, Command};
     use crate::registry::Entry;
     use crate::status_socket::{Answer, StatusServer};
-
-    fn storage(line: &str) -> StorageArguments {
-        let Command::Run(run) = <Arguments as clap::Parser>::parse_from(line.split(' ')).command else {
-            panic!("not run")
-        };
-        run.storage
-    }
+    use crate::test_support::temporary_registry;
 
     /// Resolves while an agent answers with `answer`.
     fn resolve_with(registry: &Registry, entry: &Entry, answer: &Answer, borrower: Borrower) -> Vec<DonorAddress> {
         let server = StatusServer::bind(&entry.status_socket()).unwrap();
-        let storage = storage("spillway run -- true");
+        let storage = StorageArguments::of_words([]);
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| resolve(&storage, registry, borrower));
             while !asking.is_finished() {
@@ -117,14 +110,19 @@ mod tests {
 
     #[test]
     fn without_an_agent_nothing_is_found_and_named_donors_stay() {
-        let (_directory, registry) = Registry::temporary();
-        let resolve = |line: &str| resolve(&storage(line), &registry, Borrower::Program).unwrap().donors.len();
-        assert_eq!((resolve("spillway run -- true"), resolve("spillway run --donor a:1 -- true")), (0, 1));
+        let (_directory, registry) = temporary_registry();
+        let resolve = |options: &str| {
+            resolve(&StorageArguments::of_words(options.split_whitespace()), &registry, Borrower::Program)
+                .unwrap()
+                .donors
+                .len()
+        };
+        assert_eq!((resolve(""), resolve("--donor a:1")), (0, 1));
     }
 
     #[test]
     fn an_agent_without_a_cluster_lends_to_programs_of_its_machine_and_not_to_its_swap() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let entry = registry.claim(Kind::Agent, "agent").unwrap();
         let resolve = |borrower| resolve_with(&registry, &entry, &Answer::no_cluster(), borrower);
         assert_eq!(resolve(Borrower::Program), [], "it lends nothing");
@@ -136,9 +134,9 @@ mod tests {
 
     #[test]
     fn an_agent_that_does_not_answer_is_told() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _entry = registry.claim(Kind::Agent, "agent").unwrap();
-        let error = resolve(&storage("spillway run -- true"), &registry, Borrower::Device).unwrap_err().to_string();
+        let error = resolve(&StorageArguments::of_words([]), &registry, Borrower::Device).unwrap_err().to_string();
         assert!(error.contains("agent") && error.contains("--donor"), "{error}");
     }
 }

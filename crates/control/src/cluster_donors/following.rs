@@ -19,7 +19,7 @@ use crate::status_socket::DonorChange;
 
 /// A donor that a borrower uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsedDonor {
+pub struct UsedDonor {
     /// Its address.
     pub(crate) address: String,
     /// Whether it is being removed.
@@ -27,14 +27,14 @@ pub(crate) struct UsedDonor {
 }
 
 /// The donors that a device or a run reports, if it follows `cluster`.
-pub(crate) fn used_donors(report: &Report, cluster: &str) -> Option<Vec<UsedDonor>> {
+pub fn used_donors(report: &Report, cluster: &str) -> Option<Vec<UsedDonor>> {
     report.follows().filter(|followed| *followed == cluster)?;
     let used = |donor: &DonorLinkStatus| UsedDonor { address: donor.address.clone(), is_leaving: donor.is_leaving };
     Some(report.volume()?.donors.iter().map(used).collect())
 }
 
 /// What is to change. Removals come first: they free places. The same `seed` chooses the same machines of too many.
-pub(crate) fn changes(view: &ClusterReport, used: &[UsedDonor], seed: u64) -> Vec<DonorChange> {
+pub fn changes(view: &ClusterReport, used: &[UsedDonor], seed: u64) -> Vec<DonorChange> {
     let has_left = |address: &str| {
         let mut named = view.members.iter().filter(|member| member.address == address).peekable();
         // A machine that came back is another member with the same address.

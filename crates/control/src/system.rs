@@ -19,7 +19,7 @@ pub(crate) type FrontEndProbe = fn(FrontEndKind) -> Result<(), FrontEndError>;
 
 /// A machine as one user sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct System {
+pub struct System {
     root: PathBuf,
     user_is_root: bool,
     user_faults: Option<Access>,
@@ -31,7 +31,7 @@ pub(crate) struct System {
 
 impl System {
     /// This machine, as this user.
-    pub(crate) fn this() -> Self {
+    pub fn this() -> Self {
         Self {
             root: "/".into(),
             user_is_root: rustix::process::geteuid().is_root(),
@@ -163,8 +163,9 @@ fn version(release: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     #[test]
     fn releases_of_every_distribution_are_understood() {

@@ -1,5 +1,11 @@
-//! What the kernel and the user can do, one function for each capability. [`super::pager_checks`] has those of the
-//! pager, [`super::interplay_checks`] what else decides about memory.
+//! What the kernel and the user can do, one function for each capability.
+//!
+//! [`check`] is what each says. `pager_checks` has those of the pager, `interplay_checks` what else decides about
+//! memory.
+
+pub mod check;
+mod interplay_checks;
+mod pager_checks;
 
 use std::fs;
 
@@ -11,8 +17,7 @@ use spillway_report::run::Way;
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use super::check::{Check, State};
-use super::{interplay_checks, pager_checks};
+use self::check::{Check, State};
 use crate::sandbox;
 use crate::system::System;
 
@@ -25,12 +30,12 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 }
 
 /// The first thing that keeps a way from being gone.
-pub(crate) fn hindrance(checks: &[Check], way: Way) -> Option<&Check> {
+pub fn hindrance(checks: &[Check], way: Way) -> Option<&Check> {
     checks.iter().find(|check| check.needed_for == way && check.state == State::Bad)
 }
 
 /// Every capability, those that a swap device needs first.
-pub(crate) fn all(system: &System) -> Vec<Check> {
+pub fn all(system: &System) -> Vec<Check> {
     let mut checks = vec![
         user(system),
         kernel(system),
@@ -55,7 +60,7 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
     checks
 }
 
-/// What donors of this machine give up, see `crates/cli/src/sandbox/mod.rs`.
+/// What donors of this machine give up, see `crates/control/src/sandbox/mod.rs`.
 fn donors_sandbox() -> Check {
     if sandbox::kernel_restricts_files() {
         return good("sandbox", "`donate` gives up other files, programs and system calls (Landlock, seccomp)");

@@ -21,7 +21,7 @@ use crate::limits;
 
 /// Why an entry could not be made or read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RegistryError {
+pub enum RegistryError {
     /// The name would not do as a file name.
     #[error("'{0}' is not a name; use 1 to {max} letters, digits, dashes and underscores", max = limits::NAME_LENGTH_MAX)]
     BadName(String),
@@ -67,60 +67,60 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
 
 /// The directory of everything that runs.
 #[derive(Clone, Debug)]
-pub(crate) struct Registry {
+pub struct Registry {
     root: PathBuf,
 }
 
 /// An entry as any process sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub struct Found {
     /// What it is.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Its directory.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Who it belongs to; `None` when the record cannot be read.
-    pub(crate) owner: Option<ProcessIdentity>,
+    pub owner: Option<ProcessIdentity>,
 }
 
 impl Found {
     /// Whether its owner is alive.
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         self.owner.is_some_and(|owner| owner.may_be_alive())
     }
 
     /// Where to ask it.
-    pub(crate) fn status_socket(&self) -> PathBuf {
+    pub fn status_socket(&self) -> PathBuf {
         self.path.join("status.sock")
     }
 
     /// For people: `device 'swap'`.
-    pub(crate) fn title(&self) -> String {
+    pub fn title(&self) -> String {
         format!("{} '{}'", self.kind.word(), self.name)
     }
 }
 
 /// An entry of this process; removed when dropped, unless another process owns it by then.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub struct Entry {
     path: PathBuf,
     owner: ProcessIdentity,
 }
 
 impl Entry {
     /// Its directory.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Leaves it for the next mender, as the remains of this process once that has ended.
-    pub(crate) fn abandon(self) {
+    pub fn abandon(self) {
         std::mem::forget(self);
     }
 
     /// Where this process answers.
-    pub(crate) fn status_socket(&self) -> PathBuf {
+    pub fn status_socket(&self) -> PathBuf {
         self.path.join("status.sock")
     }
 }
@@ -140,7 +140,7 @@ impl Drop for Entry {
 }
 
 /// Whether `name` may become part of file names and mounts.
-pub(crate) fn check_name(name: &str) -> Result<(), RegistryError> {
+pub fn check_name(name: &str) -> Result<(), RegistryError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if name.is_empty() || name.len() > limits::NAME_LENGTH_MAX || !name.bytes().all(good) {
         return Err(RegistryError::BadName(name.to_owned()));
@@ -198,22 +198,14 @@ fn write_owner(entry: &Path, owner: ProcessIdentity) -> io::Result<()> {
 
 impl Registry {
     /// The one of this user, made if it does not exist.
-    pub(crate) fn open() -> Result<Self, RegistryError> {
+    pub fn open() -> Result<Self, RegistryError> {
         Self::at(default_root())
     }
 
     /// The one of this user; `None` if there is none.
-    pub(crate) fn open_existing() -> Result<Option<Self>, RegistryError> {
+    pub fn open_existing() -> Result<Option<Self>, RegistryError> {
         let root = default_root();
         if root.exists() { Self::at(root).map(Some) } else { Ok(None) }
-    }
-
-    /// One for a test, gone with its directory.
-    #[cfg(test)]
-    pub(crate) fn temporary() -> (tempfile::TempDir, Self) {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Self::at(directory.path().join("registry")).unwrap();
-        (directory, registry)
     }
 
     /// One at `root`, made if it does not exist.
@@ -230,7 +222,7 @@ impl Registry {
     }
 
     /// The log of a background process.
-    pub(crate) fn log_path(&self, kind: Kind, name: &str) -> PathBuf {
+    pub fn log_path(&self, kind: Kind, name: &str) -> PathBuf {
         self.root.join(format!("{}-{name}.log", kind.word()))
     }
 
@@ -253,7 +245,7 @@ impl Registry {
     }
 
     /// Where an entry of that kind and name answers.
-    pub(crate) fn status_socket(&self, kind: Kind, name: &str) -> PathBuf {
+    pub fn status_socket(&self, kind: Kind, name: &str) -> PathBuf {
         self.entry_path(kind, name).join("status.sock")
     }
 
@@ -262,7 +254,7 @@ impl Registry {
     }
 
     /// The directory of an entry of that kind and name.
-    pub(crate) fn entry_path(&self, kind: Kind, name: &str) -> PathBuf {
+    pub fn entry_path(&self, kind: Kind, name: &str) -> PathBuf {
         self.root.join(format!("{}-{name}", kind.word()))
     }
 
@@ -273,7 +265,7 @@ impl Registry {
     }
 
     /// Makes that directory anew.
-    pub(crate) fn make_programs_directory(&self, name: &str) -> Result<PathBuf, RegistryError> {
+    pub fn make_programs_directory(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let path = self.programs_path(name);
         self.remove_programs_directory(name);
         let mode = if rustix::process::geteuid().is_root() { 0o711 } else { 0o700 };
@@ -291,7 +283,7 @@ impl Registry {
     }
 
     /// Makes an entry of this process. A dead owner's entry of that name must have been mended before.
-    pub(crate) fn claim(&self, kind: Kind, name: &str) -> Result<Entry, RegistryError> {
+    pub fn claim(&self, kind: Kind, name: &str) -> Result<Entry, RegistryError> {
         check_name(name)?;
         let _lock = self.lock()?;
         let path = self.entry_path(kind, name);
@@ -324,7 +316,7 @@ impl Registry {
     }
 
     /// Every entry, living and dead, in a stable order.
-    pub(crate) fn entries(&self) -> Result<Vec<Found>, RegistryError> {
+    pub fn entries(&self) -> Result<Vec<Found>, RegistryError> {
         let mut entries: Vec<Found> = fs::read_dir(&self.root)
             .map_err(system(&self.root))?
             .filter_map(|item| self.found(&item.ok()?.file_name().into_string().ok()?))
@@ -334,7 +326,7 @@ impl Registry {
     }
 
     /// The entry of that kind and name.
-    pub(crate) fn find(&self, kind: Kind, name: &str) -> Option<Found> {
+    pub fn find(&self, kind: Kind, name: &str) -> Option<Found> {
         self.found(&format!("{}-{name}", kind.word()))
     }
 
@@ -351,6 +343,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::temporary_registry;
 
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1, pid_namespace: 0 };
 
@@ -365,7 +358,7 @@ mod tests {
 
     #[test]
     fn entries_that_go_while_others_look_for_remains_are_no_remains() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -385,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_name_has_one_owner_until_it_is_dropped() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let entry = registry.claim(Kind::Device, "swap").unwrap();
         let error = registry.claim(Kind::Device, "swap").unwrap_err();
         assert!(error.to_string().contains("already on"), "{error}");
@@ -398,7 +391,7 @@ mod tests {
 
     #[test]
     fn remains_of_the_dead_are_taken_over_once_and_the_living_left_alone() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let entry = registry.claim(Kind::Run, "7").unwrap();
         let found = registry.find(Kind::Run, "7").unwrap();
         assert!(found.is_alive());
@@ -415,7 +408,7 @@ mod tests {
 
     #[test]
     fn entries_are_listed_in_order_and_other_files_are_not() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _kept = [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")]
             .map(|(kind, name)| registry.claim(kind, name).unwrap());
         fs::write(registry.log_path(Kind::Donor, "a"), "text").unwrap();
@@ -426,7 +419,7 @@ mod tests {
 
     #[test]
     fn some_logs_of_what_is_gone_are_kept() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _living = registry.claim(Kind::Device, "living").unwrap();
         let start = std::time::SystemTime::now() - std::time::Duration::from_secs(1000);
         let logs: Vec<PathBuf> = ["living".to_owned()]
@@ -447,7 +440,7 @@ mod tests {
 
     #[test]
     fn names_are_file_names() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         for name in ["", "a/b", "..", "a b", &"x".repeat(limits::NAME_LENGTH_MAX + 1)] {
             assert!(matches!(registry.claim(Kind::Device, name), Err(RegistryError::BadName(_))), "{name}");
         }

@@ -7,15 +7,15 @@ use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 
 /// The option of `spillway doctor` that makes a process a mender.
-pub(crate) const ON_ORDER: &str = "--on-order";
+pub const ON_ORDER: &str = "--on-order";
 
 /// Waits for its order, and ends with the process that started it.
 #[derive(Debug)]
-pub(crate) struct Mender(io::Result<Child>);
+pub struct Mender(io::Result<Child>);
 
 impl Mender {
     /// Starts it, with the rights and the memory group that this process has now.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self(std::env::current_exe().and_then(|binary| {
             let mut command = Command::new(binary);
             command.args(["doctor", "--mend", "--json", ON_ORDER]);
@@ -25,7 +25,7 @@ impl Mender {
 
     /// Has it mend. It may outlive this process; while this one lives it is waited for in a thread of its own, as it
     /// may ask this process.
-    pub(crate) fn order(self) {
+    pub fn order(self) {
         let ordered = self.0.and_then(|mut child| {
             child.stdin.take().map_or(Ok(()), |mut orders| orders.write_all(b"mend\n"))?;
             std::thread::Builder::new().name("mender".to_owned()).spawn(move || child.wait()).map(drop)
@@ -36,7 +36,7 @@ impl Mender {
     }
 
     /// It is not needed; waits for its end.
-    pub(crate) fn dismiss(self) {
+    pub fn dismiss(self) {
         let Ok(mut child) = self.0 else { return };
         drop(child.stdin.take());
         // However it ends, it is gone.

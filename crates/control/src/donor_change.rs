@@ -9,10 +9,10 @@ use crate::status_socket::{Answer, DonorChange};
 
 /// Donors that were removed by hand: the cluster does not bring them back while the process lives.
 #[derive(Debug, Default)]
-pub(crate) struct KeptOut(BTreeSet<String>);
+pub struct KeptOut(BTreeSet<String>);
 
 /// Does it; a removal goes on in the background. `None` has no donors.
-pub(crate) fn carry_out(change: &DonorChange, volume: Option<&RunningVolume>, kept_out: &mut KeptOut) -> Answer {
+pub fn carry_out(change: &DonorChange, volume: Option<&RunningVolume>, kept_out: &mut KeptOut) -> Answer {
     let Some(volume) = volume else {
         return Answer::refused("it serves from memory of its own process, and uses no donor");
     };

@@ -12,25 +12,26 @@ use crate::registry::{Found, Registry};
 
 /// What the entry of a device, or of a run by the pager, says to the process that mends it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceRecord {
+pub struct DeviceRecord {
     /// The block device, once there is one.
-    pub(crate) path: Option<PathBuf>,
+    pub path: Option<PathBuf>,
     /// A backing file that goes with the device.
-    pub(crate) temporary_backing: Option<PathBuf>,
+    pub temporary_backing: Option<PathBuf>,
     /// The run that it belongs to.
-    pub(crate) run: Option<String>,
+    pub run: Option<String>,
     /// Whether its launcher let it live on.
     #[serde(default)]
-    pub(crate) released: bool,
+    pub released: bool,
 }
 
 impl DeviceRecord {
     /// The record in an entry.
-    pub(crate) fn read(entry: &Path) -> Option<Self> {
+    pub fn read(entry: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(entry.join("device.json")).ok()?).ok()
     }
 
-    pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
+    /// Writes it into an entry.
+    pub fn write(&self, entry: &Path) -> std::io::Result<()> {
         Ok(own_files::replace(&entry.join("device.json"), 0o600, &serde_json::to_vec(self)?)?)
     }
 }
@@ -45,7 +46,8 @@ pub(crate) fn is_anothers(registry: &Registry, name: &str, path: &Path) -> bool 
     others.any(|found| found.is_alive() && has_path(found))
 }
 
-pub(crate) fn remove_backing(record: &DeviceRecord) {
+/// Removes the backing file that goes with the device, if there is one.
+pub fn remove_backing(record: &DeviceRecord) {
     if let Some(path) = &record.temporary_backing {
         // It may never have been made. Where others could have put a file of theirs, nothing is removed.
         let _ = GuardedPlace::of(path).and_then(|place| place.remove());

@@ -111,7 +111,7 @@ mod tests {
     use spillway_sys::userfaultfd::Scope;
 
     use super::*;
-    use crate::doctor::checks::hindrance;
+    use crate::checks::hindrance;
 
     fn system(files: &[(&str, &str)], root: bool) -> (tempfile::TempDir, System) {
         let directory = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@ use crate::limits;
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Question {
+pub enum Question {
     /// Are you there?
     Ping,
     /// What is going on?
@@ -37,7 +37,7 @@ pub(crate) enum Question {
 /// What is asked of the process that serves a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum DonorChange {
+pub enum DonorChange {
     /// Use the donor at this address too.
     Add(String),
     /// Bring everything away from the donor at this address, and use it no more.
@@ -50,38 +50,38 @@ pub(crate) enum DonorChange {
 
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub struct Answer {
     /// Why it was not done.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) error: Option<String>,
+    pub error: Option<String>,
     /// The status, for [`Question::Status`] and [`Question::Cluster`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) status: Option<Value>,
+    pub status: Option<Value>,
 }
 
 impl Answer {
     /// It was done.
-    pub(crate) fn done() -> Self {
+    pub fn done() -> Self {
         Self { error: None, status: None }
     }
 
     /// It was not done.
-    pub(crate) fn refused(why: impl Into<String>) -> Self {
+    pub fn refused(why: impl Into<String>) -> Self {
         Self { error: Some(why.into()), status: None }
     }
 
     /// Only an agent knows a cluster.
-    pub(crate) fn no_cluster() -> Self {
+    pub fn no_cluster() -> Self {
         Self::refused("only an agent belongs to a cluster, by [cluster] in its configuration")
     }
 
     /// Only a process that serves pages has donors.
-    pub(crate) fn no_donors() -> Self {
+    pub fn no_donors() -> Self {
         Self::refused("it uses no donors; name a device or a run by the pager")
     }
 
     /// What is going on.
-    pub(crate) fn status(status: &impl Serialize) -> Self {
+    pub fn status(status: &impl Serialize) -> Self {
         match serde_json::to_value(status) {
             Ok(status) => Self { error: None, status: Some(status) },
             Err(error) => Self::refused(error.to_string()),
@@ -91,7 +91,7 @@ impl Answer {
 
 /// Why a process could not be asked, or did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub enum AskError {
     /// It does not answer.
     #[error("{path} does not answer: {source}; its process may hang, see `spillway doctor`")]
     Silent {
@@ -115,20 +115,20 @@ pub(crate) enum AskError {
 
 /// The listening end.
 #[derive(Debug)]
-pub(crate) struct StatusServer {
+pub struct StatusServer {
     listener: UnixListener,
 }
 
 impl StatusServer {
     /// Listens at `path`.
-    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+    pub fn bind(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
     }
 
     /// Waits up to `timeout` for a client and answers it. A client that misbehaves is dropped and does no harm.
-    pub(crate) fn serve(&self, timeout: Duration, answer: &mut dyn FnMut(&Question) -> Answer) {
+    pub fn serve(&self, timeout: Duration, answer: &mut dyn FnMut(&Question) -> Answer) {
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
         // An interruption by a signal is one turn of the caller's loop.
@@ -189,7 +189,7 @@ fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(&Question) -> Answer
 }
 
 /// Asks the process at `path`, which has until `deadline` to answer.
-pub(crate) fn ask(path: &Path, question: &Question, deadline: Duration) -> Result<Option<Value>, AskError> {
+pub fn ask(path: &Path, question: &Question, deadline: Duration) -> Result<Option<Value>, AskError> {
     let exchange = || {
         let stream = socket_file::connect(path, Some(deadline))?;
         prepare(&stream, deadline)?;
@@ -204,13 +204,13 @@ pub(crate) fn ask(path: &Path, question: &Question, deadline: Duration) -> Resul
 }
 
 /// Asks for a report: the answer to `question`.
-pub(crate) fn ask_report<Report: DeserializeOwned>(path: &Path, question: &Question) -> Result<Report, AskError> {
+pub fn ask_report<Report: DeserializeOwned>(path: &Path, question: &Question) -> Result<Report, AskError> {
     let answer = ask(path, question, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null);
     format::read(&answer).map_err(|source| AskError::Unreadable { path: path.to_path_buf(), source })
 }
 
 /// Asks for the status, as it was written.
-pub(crate) fn ask_status(path: &Path) -> Result<Value, AskError> {
+pub fn ask_status(path: &Path) -> Result<Value, AskError> {
     Ok(ask(path, &Question::Status, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null))
 }
 

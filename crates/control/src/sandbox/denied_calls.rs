@@ -11,7 +11,7 @@ use super::calls::FilterError;
 
 /// Which process it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Borrower {
+pub enum Borrower {
     /// The one that serves a device.
     Server,
     /// The pager of a run, which reaches into the programs that it pages, and may start programs.

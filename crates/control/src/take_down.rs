@@ -38,7 +38,7 @@ pub(crate) trait Leftovers {
 }
 
 /// Takes the run `name` down, by whichever way it went.
-pub(crate) fn take_down_run(registry: &Registry, name: &str) -> Result<(), Failure> {
+pub fn take_down_run(registry: &Registry, name: &str) -> Result<(), Failure> {
     let errors = take_down(&mut RunLeftovers::of_run(registry, name));
     if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
 }
@@ -93,12 +93,12 @@ impl<'a> RunLeftovers<'a> {
 }
 
 /// The device of a run.
-pub(crate) fn device_name(run: &str) -> String {
+pub fn device_name(run: &str) -> String {
     format!("run-{run}")
 }
 
 /// How the names of a run's own donors begin.
-pub(crate) fn donor_prefix(run: &str) -> String {
+pub fn donor_prefix(run: &str) -> String {
     format!("run-{run}-")
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn end_process(found: &Found) -> Result<(), String> {
 }
 
 /// Stops a device's process, which fails while the device is in use. One whose keeper died serves all the same.
-pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
+pub fn stop_device_process(found: &Found) -> Result<(), String> {
     let answer = status_socket::ask(&found.status_socket(), &Question::Stop, limits::STOP_DEADLINE * 2);
     if let Err(error @ AskError::Refused(_)) = &answer {
         return Err(format!("{}: {error}", found.title()));
@@ -188,6 +188,7 @@ impl Leftovers for RunLeftovers<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::temporary_registry;
 
     /// Writes down what is asked, and fails at one step.
     #[derive(Default)]
@@ -259,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_run_that_left_nothing_is_down() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let mut leftovers = RunLeftovers::of_run(&registry, "no-such-run");
         assert_eq!(take_down(&mut leftovers), Vec::<String>::new());
     }

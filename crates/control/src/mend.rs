@@ -26,10 +26,10 @@ use spillway_sys::memory_hierarchy::Hierarchy;
 use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
 use crate::limits;
 use crate::registry::{Found, Registry};
-use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
+use crate::take_down::{RunLeftovers, stop_device_process, take_down};
 
 /// Everything of ours whose owner is dead, in words.
-pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
+pub fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
     let mut found: Vec<String> =
         dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
     if !may_mend_kernel() {
@@ -46,7 +46,7 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
 }
 
 /// Mends everything; gives one line for each thing, done or not.
-pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
+pub fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     registry.forget_old_logs().map_err(Failure::failed)?;
     let mut lines = Vec::new();
     for found in dead(registry)? {
@@ -60,7 +60,7 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
 
 /// Mends one that died, so that its name can be claimed: the process that supervises a process starts it again
 /// without a word. Others' remains are left alone.
-pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> Result<(), Failure> {
+pub fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> Result<(), Failure> {
     let predecessor = registry.find(kind, name).filter(|found| !found.is_alive());
     let mended = predecessor.map(|found| mend_entry(registry, &found)).transpose()?.flatten();
     match mended {
@@ -131,7 +131,7 @@ fn kept_devices(registry: &Registry) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// What a device that was just stopped left all the same: its keeper had given it up.
-pub(crate) fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failure> {
+pub fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failure> {
     if found.path.exists() {
         mend_all(registry)?.iter().for_each(|line| say!("spillway: {line}"));
     }
@@ -237,6 +237,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::test_support::temporary_registry;
 
     /// An entry as a killed process leaves it.
     fn leave(registry: &Registry, kind: Kind, name: &str) -> std::path::PathBuf {
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn entries_of_the_dead_go_and_of_the_living_stay() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let dead = [
             leave(&registry, Kind::Run, "test-none-1"),
             leave(&registry, Kind::Donor, "test-none-2"),
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_command_started_again_finds_its_name_free_and_others_remains_as_they_were() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         leave(&registry, Kind::Agent, "test-agent");
         let other = leave(&registry, Kind::Device, "test-none-4");
         assert!(registry.claim(Kind::Agent, "test-agent").is_err());
@@ -285,7 +286,7 @@ mod tests {
     /// Its swap would be switched off.
     #[test]
     fn a_block_device_that_has_become_a_living_devices_is_left_alone() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let dead = leave(&registry, Kind::Device, "test-dead");
         let living = registry.claim(Kind::Device, "test-living").unwrap();
         let record = serde_json::json!({"path": "/dev/ublkb7", "temporary_backing": null, "run": null}).to_string();
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_dead_devices_temporary_backing_file_goes_and_a_named_one_stays() {
-        let (directory, registry) = Registry::temporary();
+        let (directory, registry) = temporary_registry();
         let path = leave(&registry, Kind::Device, "test-backing");
         let backing = directory.path().join("backing");
         fs::write(&backing, "x").unwrap();
