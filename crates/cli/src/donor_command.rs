@@ -16,11 +16,11 @@ use spillway_control::registry::{Found, Registry};
 use spillway_control::status_socket::{self, DonorChange, Question};
 use spillway_fabric::address::DonorAddress;
 use spillway_machine::interruption::Interruption;
+use spillway_observe::status;
 use spillway_report::kind::{Kind, Report};
 use spillway_report::status::Item;
 
 use crate::arguments::{AddDonorArguments, RemoveDonorArguments};
-use crate::{limits, status};
 
 /// Which things a command means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) fn remove(among: Among, arguments: &RemoveDonorArguments) -> Result<(
         let progress = progress.get_or_insert_with(|| Progress::new("moved", now, left_bytes));
         progress.look(now, left_bytes);
         line.show_bytes(now, progress);
-        if progress.rest(now) >= limits::MOVE_STALL_MAX {
+        if progress.rest(now) >= spillway_observe::limits::MOVE_STALL_MAX {
             return Err(stalled(&found, &address, left_bytes));
         }
         if let Some(signal) = interruption.signal() {
@@ -146,7 +146,6 @@ mod tests {
     use spillway_report::test_support;
 
     use super::*;
-    use crate::observation::examples;
 
     #[test]
     fn a_removal_is_seen_in_the_report_of_a_device_and_of_a_run() {
@@ -156,7 +155,7 @@ mod tests {
             report
         };
         let device = |is_leaving| Report::Device(Box::new(leaving(is_leaving)));
-        let mut run = examples::run("7", 0).report;
+        let mut run = Report::Run(Box::new(test_support::run_report(0)));
         if let Report::Run(run) = &mut run {
             run.pager.as_mut().unwrap().device = leaving(true).device;
         }

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use spillway_console::failure::Failure;
-use spillway_console::output;
 use spillway_console::progress::Progress;
 use spillway_console::progress_line::ProgressLine;
-use spillway_console::say;
+use spillway_console::{output, say};
 use spillway_control::cluster_donors::agents_view;
 use spillway_control::registry::{Found, Registry};
 use spillway_fabric::address::DonorAddress;
@@ -51,7 +50,7 @@ pub(crate) fn execute(arguments: &DrainArguments) -> Result<(), Failure> {
         let now = Instant::now();
         progress.look(now, answer.lent_bytes);
         line.show_bytes(now, &progress);
-        if progress.rest(now) >= limits::MOVE_STALL_MAX {
+        if progress.rest(now) >= spillway_observe::limits::MOVE_STALL_MAX {
             return Err(target.stalled(&answer));
         }
         if let Some(signal) = interruption.signal() {

@@ -8,18 +8,14 @@
 //! - [`sizing`]: how much memory a program needs.
 //! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows;
 //!   [`key_command`]: their key. [`donor_command`]: other donors for what is in use.
-//! - [`status`], [`doctor`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
-//!   [`uninstall_check`]: what is left of all that.
-//! - [`refill`]: waiting for copies that are missing.
-//! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
-//!   [`page`]: in a browser, from the agent's [`web_server`].
+//! - [`setup`]: a machine's first configuration; [`doctor`]: what it can do; [`uninstall_check`]: what is left of all
+//!   that; [`generated_files`]: for packages.
 
 #![forbid(unsafe_code)]
 
 mod agent;
 mod arguments;
 mod as_typed;
-mod bandwidth_report;
 mod budget;
 mod callers_preload;
 mod cluster_command;
@@ -34,22 +30,13 @@ mod generated_files;
 mod key_command;
 mod limits;
 mod machine_weight;
-mod metrics;
-mod observation;
-mod page;
-mod prefetch_report;
-mod refill;
 mod run;
 mod setup;
 mod sizing;
-mod status;
-mod staying_report;
 mod swap_command;
-mod top;
 mod trace;
 mod trace_file;
 mod uninstall_check;
-mod web_server;
 
 use std::process::ExitCode;
 
@@ -57,6 +44,7 @@ use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use spillway_console::{log_writer, output, say};
 use spillway_control::{mender, sandbox};
 use spillway_machine::interruption;
+use spillway_observe::{refill, status, top};
 use spillway_report::run::Ending;
 use spillway_sys::core_dumps::CoreDumps;
 

@@ -2,8 +2,7 @@
 
 use serde_json::json;
 use spillway_console::failure::Failure;
-use spillway_console::output;
-use spillway_console::{progress_line, say};
+use spillway_console::{output, progress_line, say};
 use spillway_control::device_record::DeviceRecord;
 use spillway_control::mend;
 use spillway_control::registry::{Found, Registry};
@@ -11,6 +10,7 @@ use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
+use spillway_observe::status;
 use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 
@@ -19,7 +19,6 @@ use crate::device::command::{Purpose, chosen, start};
 use crate::device::prefetch::plan::PrefetchPlan;
 use crate::device::revival::revive;
 use crate::donor_command::{self, Among};
-use crate::status;
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "sys",
     "machine",
     "plot",
@@ -29,6 +29,7 @@ const ORDER: [&str; 21] = [
     "report",
     "console",
     "control",
+    "observe",
     "virtual_machine",
     "testing",
     "workloads",
@@ -401,13 +402,13 @@ const DECISIONS: [&str; 88] = [
     "crates/block/src/cpu_idle/burst.rs",
     "crates/device/src/prefetch/asked.rs",
     "crates/device/src/prefetch/decide.rs",
-    "crates/cli/src/metrics/ledger.rs",
+    "crates/observe/src/metrics/ledger.rs",
     "crates/console/src/progress.rs",
     "crates/console/src/state_changes.rs",
-    "crates/cli/src/top/model.rs",
-    "crates/cli/src/page/events.rs",
-    "crates/cli/src/page/model.rs",
-    "crates/cli/src/page/squares.rs",
+    "crates/observe/src/top/model.rs",
+    "crates/observe/src/page/events.rs",
+    "crates/observe/src/page/model.rs",
+    "crates/observe/src/page/squares.rs",
     "crates/cli/src/setup/dialogue.rs",
     "crates/cli/src/setup/plan.rs",
     "crates/cli/src/setup/written.rs",

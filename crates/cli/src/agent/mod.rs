@@ -26,6 +26,7 @@ use spillway_control::{cluster_donors, mend};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
+use spillway_observe::status;
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::donor::{AgentReport, ClusterSummary};
 use spillway_report::kind::Kind;
@@ -39,7 +40,7 @@ use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
 use crate::arguments::{AgentArguments, NameArguments, NewDeviceArguments, SwapCommand, SwapOnArguments};
 use crate::donate::{self, DonorService};
-use crate::{limits, status, swap_command};
+use crate::{limits, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);

@@ -12,6 +12,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use spillway_console::failure::Failure;
 use spillway_control::registry::Registry;
 use spillway_machine::user_group;
+use spillway_observe::metrics::{self, Metrics};
+use spillway_observe::observation::{Observation, Thing};
+use spillway_observe::page::model::PageModel;
+use spillway_observe::page::{self, Part};
+use spillway_observe::web_server::{Clients, Content, Request, WebServer};
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
 use spillway_report::kind::Kind;
@@ -20,11 +25,6 @@ use spillway_sys::socket_file::Admitted;
 use super::configuration::MetricsRole;
 use crate::donate::DonorService;
 use crate::limits;
-use crate::metrics::{self, Metrics};
-use crate::observation::{Observation, Thing};
-use crate::page::model::PageModel;
-use crate::page::{self, Part};
-use crate::web_server::{Clients, Content, Request, WebServer};
 
 /// The listening end, and what it gives.
 #[derive(Debug)]
@@ -198,8 +198,9 @@ fn unix_s() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use spillway_control::test_support::temporary_registry;
+
+    use super::*;
 
     fn role(text: &str) -> MetricsRole {
         toml::from_str(text).unwrap()

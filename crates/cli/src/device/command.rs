@@ -2,8 +2,7 @@
 
 use serde_json::json;
 use spillway_console::failure::Failure;
-use spillway_console::output;
-use spillway_console::say;
+use spillway_console::{output, say};
 use spillway_control::cluster_donors::{self, Borrower};
 use spillway_control::mend;
 use spillway_control::own_donors::{OwnDonorsPlan, own_size_bytes};
@@ -13,6 +12,7 @@ use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
+use spillway_observe::status;
 use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
@@ -23,7 +23,7 @@ use super::prefetch::plan::PrefetchPlan;
 use super::storage::{self, StorageSettings};
 use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
 use crate::donor_command::{self, Among};
-use crate::{limits, status};
+use crate::limits;
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
@@ -225,8 +225,9 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use spillway_control::test_support::temporary_registry;
+
+    use super::*;
 
     #[test]
     fn off_needs_something_that_is_on() {

@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use spillway_block::latency::LatencyStatus;
 use spillway_block::metrics::TrafficStatus;
-use spillway_console::output;
 use spillway_console::output_file::OutputFile;
-use spillway_console::say;
+use spillway_console::{output, say};
 use spillway_machine::size::human;
+use spillway_observe::staying_report::{self, When};
+use spillway_observe::{bandwidth_report, prefetch_report};
 use spillway_pager::statistics::FaultStatistics;
 use spillway_report::run::{EndedRunReport, Ending};
 
 use crate::arguments::run::RunArguments;
-use crate::staying_report::{self, When};
-use crate::{bandwidth_report, prefetch_report};
 
 /// What a run tells at its end.
 #[derive(Debug)]

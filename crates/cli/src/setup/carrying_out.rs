@@ -11,13 +11,14 @@ use spillway_console::output;
 use spillway_control::registry::Registry;
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
+use spillway_observe::status;
 use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
-use crate::{limits, status};
+use crate::limits;
 
 /// The unit of the package.
 const SERVICE: &str = "spillway.service";

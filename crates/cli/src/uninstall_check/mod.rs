@@ -16,6 +16,7 @@ use spillway_control::mend;
 use spillway_control::registry::Registry;
 use spillway_fabric::plain_text::plain;
 use spillway_machine::cgroup::MemoryGroup;
+use spillway_observe::status;
 use spillway_sys::lease::read_unless_leased;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::proc_text::strings;
@@ -24,7 +25,6 @@ use spillway_sys::process_stat::ProcessStat;
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
-use crate::status;
 
 /// What the package has or makes; each is a file, a link or a directory of ours alone.
 const FILES: [&str; 20] = [

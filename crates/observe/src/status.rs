@@ -30,7 +30,7 @@ use crate::staying_report::{self, When};
 use crate::{bandwidth_report, prefetch_report};
 
 /// Asks one entry.
-pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
+pub fn ask(found: &Found, areas: &[SwapArea]) -> Item {
     let (state, answer) = match (found.is_alive(), status_socket::ask_status(&found.status_socket())) {
         (true, Ok(answer)) => ("running", answer),
         (true, Err(_)) => ("silent", Value::Null),
@@ -77,11 +77,7 @@ pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
 
 /// Every entry that `wanted` takes; those of other kinds than `kind` are not even asked, because one may be the
 /// process that asks.
-pub(crate) fn collect(
-    registry: &Registry,
-    kind: Option<Kind>,
-    wanted: &dyn Fn(&Item) -> bool,
-) -> Result<Vec<Item>, Failure> {
+pub fn collect(registry: &Registry, kind: Option<Kind>, wanted: &dyn Fn(&Item) -> bool) -> Result<Vec<Item>, Failure> {
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     let entries = registry.entries().map_err(Failure::failed)?;
     let asked = entries.iter().filter(|found| kind.is_none_or(|kind| found.kind == kind));
@@ -89,11 +85,7 @@ pub(crate) fn collect(
 }
 
 /// `spillway status`, `device status` and `swap status`.
-pub(crate) fn show(
-    output: &OutputArguments,
-    kind: Option<Kind>,
-    wanted: &dyn Fn(&Item) -> bool,
-) -> Result<(), Failure> {
+pub fn show(output: &OutputArguments, kind: Option<Kind>, wanted: &dyn Fn(&Item) -> bool) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     let items = collect(&registry, kind, wanted)?;
     let status = StatusReport { format: Format::default(), memory: Memory::read().ok(), items };

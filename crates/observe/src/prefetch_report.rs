@@ -4,7 +4,7 @@
 use spillway_report::prefetch::PrefetchReport;
 
 /// A line for people; none where the kernel's read-ahead is all that was asked for.
-pub(crate) fn describe(report: &PrefetchReport) -> Option<String> {
+pub fn describe(report: &PrefetchReport) -> Option<String> {
     let policy = Some(&report.policy).filter(|policy| *policy != "kernel")?;
     let note = report.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     if !report.is_active {

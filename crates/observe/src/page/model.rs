@@ -53,7 +53,7 @@ struct Data<'a, Member> {
 
 /// What was seen so far.
 #[derive(Debug)]
-pub(crate) struct PageModel {
+pub struct PageModel {
     machine: String,
     live: Model,
     by_interval: Model,
@@ -66,7 +66,7 @@ pub(crate) struct PageModel {
 
 impl PageModel {
     /// Nothing was seen yet of this machine.
-    pub(crate) fn new(machine: String) -> Self {
+    pub fn new(machine: String) -> Self {
         Self {
             machine,
             live: Model::default(),
@@ -80,12 +80,12 @@ impl PageModel {
     }
 
     /// Whether the last hour needs a look, at a time since some start.
-    pub(crate) fn is_due(&self, at: Duration) -> bool {
+    pub fn is_due(&self, at: Duration) -> bool {
         at >= self.next_point
     }
 
     /// Takes a look.
-    pub(crate) fn look(&mut self, at: Duration, at_unix_s: u64, observation: &Observation) {
+    pub fn look(&mut self, at: Duration, at_unix_s: u64, observation: &Observation) {
         self.live.observe(at, observation);
         self.squares.look(at, observation);
         let title = |thing: &Thing| format!("{} {}", thing.kind.word(), thing.title());
@@ -105,7 +105,7 @@ impl PageModel {
     }
 
     /// The figures as JSON, with the cluster's members as `spillway cluster` has them.
-    pub(crate) fn json<Member: Serialize>(&self, at_unix_s: u64, members: Option<&[Member]>) -> String {
+    pub fn json<Member: Serialize>(&self, at_unix_s: u64, members: Option<&[Member]>) -> String {
         let data = Data {
             machine: &self.machine,
             release: env!("CARGO_PKG_VERSION"),

@@ -1,11 +1,13 @@
 //! `spillway top`: what happens on this machine, live.
 //!
-//! - [`counts`]: what came between two looks; [`rows`]: what the tables show; [`model`]: from looks to a view.
-//! - [`controls`]: what keys do; [`words`] and [`draw`]: the picture.
-//! - [`terminal`]: keys and screen. Only it, and the loops below, wait and read.
+//! - [`arguments`]: its options.
+//! - `counts`: what came between two looks; `rows`: what the tables show; `model`: from looks to a view.
+//! - `controls`: what keys do; `words` and `draw`: the picture.
+//! - `terminal`: keys and screen. Only it, and the loops below, wait and read.
 //!
 //! `--once` prints one picture as text, `--json` one view a line: both after two looks, because a rate needs two.
 
+pub mod arguments;
 mod controls;
 pub(crate) mod counts;
 mod draw;
@@ -24,9 +26,9 @@ use spillway_console::failure::Failure;
 use spillway_control::registry::Registry;
 use spillway_machine::interruption::Interruption;
 
+use self::arguments::TopArguments;
 use self::draw::Caption;
 use self::model::{Choices, Model, View};
-use crate::arguments::top::TopArguments;
 use crate::limits;
 use crate::observation::Observation;
 
@@ -43,7 +45,7 @@ struct Line {
 }
 
 /// Shows what the command line asks for.
-pub(crate) fn execute(arguments: &TopArguments) -> Result<(), Failure> {
+pub fn execute(arguments: &TopArguments) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     let interval = Duration::from_secs_f64(arguments.interval.seconds);
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();

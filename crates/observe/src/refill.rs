@@ -20,7 +20,7 @@ use crate::{limits, status};
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Waits for the devices and runs of this machine.
-pub(crate) fn wait(is_shown: bool) -> Result<(), Failure> {
+pub fn wait(is_shown: bool) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     let mut lacking_bytes = look(&registry)?;

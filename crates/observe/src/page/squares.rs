@@ -81,10 +81,10 @@ fn slabs(of: String, volume: &DeviceStatus, before: Option<&[u64]>, seconds: f64
 #[cfg(test)]
 mod tests {
     use spillway_report::kind::Report;
+    use spillway_volume::status::SlabMapStatus;
 
     use super::*;
     use crate::observation::examples;
-    use spillway_volume::status::SlabMapStatus;
 
     fn looked(accesses: [u64; 3]) -> Observation {
         let mut device = examples::device("swap", 1);

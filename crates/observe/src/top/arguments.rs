@@ -9,7 +9,7 @@ use crate::limits;
 
 /// `spillway top`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct TopArguments {
+pub struct TopArguments {
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value_t)]
     pub(crate) interval: Interval,

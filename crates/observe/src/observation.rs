@@ -27,16 +27,16 @@ use crate::{limits, status};
 
 /// Everything of ours on this machine at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Observation {
+pub struct Observation {
     /// The machine's memory, if the kernel tells.
     pub(crate) memory: Option<Memory>,
     /// Devices, donors, runs and agents, in the order of `status`.
-    pub(crate) things: Vec<Thing>,
+    pub things: Vec<Thing>,
 }
 
 /// One of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Thing {
+pub struct Thing {
     /// What it is.
     pub(crate) kind: Kind,
     /// Its name.
@@ -57,7 +57,7 @@ pub(crate) struct Thing {
 
 impl Observation {
     /// Asks everything but entries of the kind `except`: the process that asks may be one of them.
-    pub(crate) fn gather(registry: &Registry, except: Option<Kind>) -> Result<Self, Failure> {
+    pub fn gather(registry: &Registry, except: Option<Kind>) -> Result<Self, Failure> {
         let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
         let mut entries = registry.entries().map_err(Failure::failed)?;
         entries.retain(|found| except != Some(found.kind));
@@ -98,7 +98,7 @@ impl From<Item> for Thing {
 
 impl Thing {
     /// The agent that this process is, with what it tells of itself.
-    pub(crate) fn of_agent(report: AgentReport) -> Self {
+    pub fn of_agent(report: AgentReport) -> Self {
         Self {
             kind: Kind::Agent,
             name: "agent".to_owned(),
@@ -156,7 +156,7 @@ pub(crate) fn is_well(volume: &DeviceStatus) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod examples;
+pub mod examples;
 
 #[cfg(test)]
 mod tests {

@@ -1,21 +1,20 @@
 //! A web server for the agent's metrics and its page: small enough to be read whole, and without a framework.
 //!
 //! A few clients at once, in a thread that serves no pages of memory. None is waited for: one that is slow or talks
-//! nonsense is dropped after [`limits::METRICS_CLIENT_DEADLINE`], or when others come and there are too many.
+//! nonsense is dropped after `limits::METRICS_CLIENT_DEADLINE`, or when others come and there are too many.
 //!
 //! Invariant: only `GET` and `HEAD` have an answer with content; nothing that a client sends changes anything. A
-//! browser runs only what came from here ([`SECURITY_HEADERS`]).
+//! browser runs only what came from here (`SECURITY_HEADERS`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -32,27 +31,27 @@ const SECURITY_HEADERS: &str = "Content-Security-Policy: default-src 'none'; scr
 
 /// What a path stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Content {
+pub struct Content {
     /// Its media type.
-    pub(crate) kind: &'static str,
+    pub kind: &'static str,
     /// All of it.
     pub(crate) text: Cow<'static, str>,
 }
 
 /// A request that makes sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request<'a> {
+pub struct Request<'a> {
     /// The path, without what follows a question mark.
-    pub(crate) path: &'a str,
+    pub path: &'a str,
     /// The server's name as the client has it, if it says so.
-    pub(crate) host: Option<&'a str>,
+    pub host: Option<&'a str>,
     /// Whether it came over a UNIX socket or at a loopback address.
-    pub(crate) is_local: bool,
+    pub is_local: bool,
 }
 
 /// Where a server listens, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum WebAddress {
+pub enum WebAddress {
     /// `IP:PORT`; port 0 takes a free one.
     Network(SocketAddr),
     /// `unix:/PATH`.
@@ -64,7 +63,7 @@ pub(crate) enum WebAddress {
 #[error(
     "'{0}' is no address; write IP:PORT, such as 127.0.0.1:7071, or unix:/PATH, such as unix:/run/spillway/page.sock"
 )]
-pub(crate) struct NotAWebAddress(String);
+pub struct NotAWebAddress(String);
 
 impl FromStr for WebAddress {
     type Err = NotAWebAddress;
@@ -91,7 +90,7 @@ pub(crate) type Answerer<'a> = dyn FnMut(&Request<'_>) -> Result<Content, String
 
 /// The listening end, at one address or several.
 #[derive(Debug)]
-pub(crate) struct WebServer {
+pub struct WebServer {
     listeners: Vec<Listener>,
 }
 
@@ -103,7 +102,7 @@ enum Listener {
 
 /// Clients that were accepted and have no whole answer yet, those that came first before others.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(VecDeque<Client>);
+pub struct Clients(VecDeque<Client>);
 
 /// One of them. Its socket is never waited for.
 #[derive(Debug)]
@@ -121,7 +120,7 @@ pub(crate) type BindError = (WebAddress, String);
 
 impl WebServer {
     /// Listens at all `addresses`; `admitted` may connect to those that are UNIX sockets.
-    pub(crate) fn bind(addresses: &[WebAddress], admitted: Admitted) -> Result<Self, BindError> {
+    pub fn bind(addresses: &[WebAddress], admitted: Admitted) -> Result<Self, BindError> {
         let listen = |address: &WebAddress| {
             let failed = |why: String| (address.clone(), why);
             match address {
@@ -135,7 +134,7 @@ impl WebServer {
     }
 
     /// Where `path` is, for people and browsers, if there is a network address.
-    pub(crate) fn url(&self, path: &str) -> Option<String> {
+    pub fn url(&self, path: &str) -> Option<String> {
         self.listeners.iter().find_map(|listener| match listener {
             Listener::Network(_, address) => Some(format!("http://{address}{path}")),
             Listener::Socket(..) => None,
@@ -143,7 +142,7 @@ impl WebServer {
     }
 
     /// The path of the UNIX socket, if there is one.
-    pub(crate) fn socket(&self) -> Option<&Path> {
+    pub fn socket(&self) -> Option<&Path> {
         self.listeners.iter().find_map(|listener| match listener {
             Listener::Network(..) => None,
             Listener::Socket(_, file) => Some(file.path()),
@@ -151,7 +150,7 @@ impl WebServer {
     }
 
     /// Waits up to `timeout` for clients and for what they say, and answers with what `content` gives.
-    pub(crate) fn serve(&self, clients: &mut Clients, timeout: Duration, content: &mut Answerer<'_>) {
+    pub fn serve(&self, clients: &mut Clients, timeout: Duration, content: &mut Answerer<'_>) {
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let come = |listener| PollFd::from_borrowed_fd(AsFd::as_fd(listener), PollFlags::IN);
         let mut ready: Vec<_> = self.listeners.iter().map(come).chain(clients.0.iter().map(Client::wait)).collect();

@@ -1,13 +1,13 @@
 //! `/` of the agent: where memory went, for a browser. One page, read-only, without outside resources.
 //!
-//! - [`squares`]: how hot each volume's slabs are; [`events`]: what began and ended; [`model`]: what the page shows.
-//! - `assets/`: the page itself, its style and its script. The script asks for [`DATA_PATH`] every two seconds.
+//! - `squares`: how hot each volume's slabs are; `events`: what began and ended; [`model`]: what the page shows.
+//! - `assets/`: the page itself, its style and its script. The script asks for `DATA_PATH` every two seconds.
 //!
-//! The figures are those of `spillway top` ([`crate::top::model`]); nothing here asks a process by itself. The page has
-//! no key, no content of memory, and changes nothing.
+//! The figures are those of `spillway top` (`top::model`); nothing here asks a process by itself. The page has no
+//! key, no content of memory, and changes nothing.
 
 mod events;
-pub(crate) mod model;
+pub mod model;
 mod squares;
 
 use std::borrow::Cow;
@@ -19,7 +19,7 @@ pub(crate) const DATA_PATH: &str = "/page.json";
 
 /// What a path stands for, if it belongs to the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// A file that never changes.
     Asset(&'static Asset),
     /// The figures.
@@ -28,7 +28,7 @@ pub(crate) enum Part {
 
 /// A file of the page.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Asset {
+pub struct Asset {
     path: &'static str,
     kind: &'static str,
     text: &'static str,
@@ -41,7 +41,7 @@ const ASSETS: [Asset; 3] = [
 ];
 
 /// The part of the page at `path`.
-pub(crate) fn part(path: &str) -> Option<Part> {
+pub fn part(path: &str) -> Option<Part> {
     if path == DATA_PATH {
         return Some(Part::Data);
     }
@@ -50,13 +50,13 @@ pub(crate) fn part(path: &str) -> Option<Part> {
 
 impl Asset {
     /// As an answer.
-    pub(crate) fn content(&self) -> Content {
+    pub fn content(&self) -> Content {
         Content { kind: self.kind, text: Cow::Borrowed(self.text) }
     }
 }
 
 /// The figures as an answer.
-pub(crate) fn data(json: String) -> Content {
+pub fn data(json: String) -> Content {
     Content { kind: "application/json", text: Cow::Owned(json) }
 }
 

@@ -1,8 +1,8 @@
 //! `/metrics` of the agent: what happens on this machine, for Prometheus.
 //!
-//! - [`catalogue`]: every metric and its help; [`histogram`]: distributions.
-//! - [`samples`]: what a look at everything says; [`ledger`]: series that can be rated, with bounded labels.
-//! - [`exposition`]: the text, which the agent's [web server](crate::web_server) gives.
+//! - `catalogue`: every metric and its help; `histogram`: distributions.
+//! - `samples`: what a look at everything says; `ledger`: series that can be rated, with bounded labels.
+//! - `exposition`: the text, which the agent's [web server](crate::web_server) gives.
 //!
 //! The figures are those that `spillway status --json` reads: every process counts anyway, and answers on its status
 //! socket. So nothing is encoded where pages pass, and a scrape costs a question to each process.
@@ -22,17 +22,17 @@ use crate::observation::{Observation, Thing};
 use crate::web_server::Content;
 
 /// Where the text is.
-pub(crate) const PATH: &str = "/metrics";
+pub const PATH: &str = "/metrics";
 
 /// What was told so far.
 #[derive(Debug, Default)]
-pub(crate) struct Metrics {
+pub struct Metrics {
     ledger: Ledger,
 }
 
 impl Metrics {
     /// One scrape.
-    pub(crate) fn scrape(&mut self, observation: &Observation) -> Content {
+    pub fn scrape(&mut self, observation: &Observation) -> Content {
         let is_silent = |thing: &&Thing| matches!(thing.report, Report::None);
         let silent: Vec<String> = observation.things.iter().filter(is_silent).map(samples::source).collect();
         // A part of a thing, such as a session, has the thing's name before its own.

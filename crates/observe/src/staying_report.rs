@@ -11,7 +11,7 @@ const PROGRAMS_NAMED_MAX: usize = 4;
 
 /// Which figures are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub enum When {
     /// What stays local now.
     Now,
     /// The most of each kind so far.
@@ -19,7 +19,7 @@ pub(crate) enum When {
 }
 
 /// Lines for people, by the pager's report; none where nothing stays that is worth a word.
-pub(crate) fn describe(pager: &PagerStatistics, when: When) -> Vec<String> {
+pub fn describe(pager: &PagerStatistics, when: When) -> Vec<String> {
     let (bytes, what) = match when {
         When::Now => (&pager.staying, "stays local"),
         When::AtMost => (&pager.staying_peak, "stayed local (most of each kind)"),

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use prometheus_client::collector::Collector;
+pub(crate) use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, prometheus_text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
@@ -13,8 +14,6 @@ use prometheus_client::registry::Registry;
 use super::catalogue::{ALL, Kind, Metric};
 use super::ledger::Series;
 use super::samples::Value;
-
-pub(crate) use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 
 /// The largest whole number that is written without a fraction: those below it are exact.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
