@@ -2,14 +2,16 @@
 
 use std::fmt::Write;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::output::OutputArguments;
+use spillway_control::registry::Registry;
+use spillway_control::status_socket::{self, Question};
 use spillway_machine::size::human;
 use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::kind::Kind;
 
-use crate::arguments::OutputArguments;
-use crate::failure::Failure;
-use crate::registry::{Kind, Registry};
-use crate::status_socket::{self, Question};
-use crate::{limits, output};
+use crate::limits;
 
 /// Asks and prints.
 pub(crate) fn execute(arguments: &OutputArguments) -> Result<(), Failure> {
@@ -95,9 +97,9 @@ fn describe(view: &ClusterReport) -> String {
 #[cfg(test)]
 mod tests {
     use spillway_fabric::limits::MEMBERS_MAX;
+    use spillway_report::test_support::view;
 
     use super::*;
-    use crate::cluster_donors::choice::tests::view;
 
     fn member(name: Option<&str>, state: &str) -> MemberReport {
         MemberReport {
@@ -131,7 +133,7 @@ mod tests {
         let mut view = view(vec![made_up; MEMBERS_MAX]);
         view.members.push(member(Some("node1"), "alive"));
         view.members.push(member(Some("node2"), "alive"));
-        assert!((serde_json::to_vec(&view).unwrap().len() as u64) < limits::STATUS_LINE_BYTES_MAX);
+        assert!((serde_json::to_vec(&view).unwrap().len() as u64) < spillway_control::limits::STATUS_LINE_BYTES_MAX);
         let text = describe(&view);
         assert!(
             text.contains("node1*") && text.contains("node2") && text.contains("more machines"),

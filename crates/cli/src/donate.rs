@@ -11,6 +11,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::say;
+use spillway_control::mend;
+use spillway_control::mender::Mender;
+use spillway_control::registry::{Entry, Registry};
+use spillway_control::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
+use spillway_control::status_socket::{Answer, Question, StatusServer};
 use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
@@ -23,18 +31,13 @@ use spillway_machine::size::human;
 use spillway_machine::waiting::wait_until;
 use spillway_report::donor::DonorReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::{core_dumps, memory_group, paging_safety};
 
 use crate::arguments::DonateArguments;
 use crate::device::storage;
-use crate::failure::Failure;
-use crate::mender::Mender;
-use crate::output::{self, say};
-use crate::registry::{Entry, Kind, Registry};
-use crate::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
-use crate::status_socket::{Answer, Question, StatusServer};
-use crate::{limits, machine_weight, mend};
+use crate::{limits, machine_weight};
 
 /// How often the process looks at its signals and its owner.
 const TURN: Duration = Duration::from_millis(100);
@@ -113,7 +116,7 @@ impl DonorService {
 
     /// Asks everything back, waits a while for borrowers to move their pages, and stops.
     pub(crate) fn end(self) {
-        if let Err(error) = self.donor.drain(limits::STOP_DEADLINE / 2) {
+        if let Err(error) = self.donor.drain(spillway_control::limits::STOP_DEADLINE / 2) {
             tracing::warn!("{error}");
         }
         self.stop();
@@ -360,7 +363,7 @@ fn end(service: DonorService, interruption: &Interruption) {
     let draining = std::thread::spawn(move || service.end());
     let is_over = || draining.is_finished() || interruption.signal().is_some();
     // Whatever was not drained by the deadline goes with this process.
-    let _ = wait_until(Instant::now() + limits::STOP_DEADLINE, is_over);
+    let _ = wait_until(Instant::now() + spillway_control::limits::STOP_DEADLINE, is_over);
     tracing::debug!("ended by signal {first:?}");
 }
 
@@ -377,8 +380,9 @@ fn owner_is_gone() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use spillway_console::output::OutputArguments;
+
     use super::*;
-    use crate::arguments::OutputArguments;
 
     fn arguments() -> DonateArguments {
         DonateArguments {

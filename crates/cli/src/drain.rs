@@ -10,6 +10,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::progress::Progress;
+use spillway_console::progress_line::ProgressLine;
+use spillway_console::{output, say};
+use spillway_control::cluster_donors::agents_view;
+use spillway_control::registry::{Found, Registry};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
@@ -17,17 +23,12 @@ use spillway_fabric::key::ClusterKey;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_report::cluster::{ClusterReport, MemberReport};
+use spillway_report::kind::Kind;
 use spillway_sys::socket_file;
 
 use crate::arguments::DrainArguments;
-use crate::cluster_donors::agents_view;
 use crate::device::storage;
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::{self, say};
-use crate::progress::Progress;
-use crate::progress_line::ProgressLine;
-use crate::registry::{Found, Kind, Registry};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -49,7 +50,7 @@ pub(crate) fn execute(arguments: &DrainArguments) -> Result<(), Failure> {
         let now = Instant::now();
         progress.look(now, answer.lent_bytes);
         line.show_bytes(now, &progress);
-        if progress.rest(now) >= limits::MOVE_STALL_MAX {
+        if progress.rest(now) >= spillway_observe::limits::MOVE_STALL_MAX {
             return Err(target.stalled(&answer));
         }
         if let Some(signal) = interruption.signal() {
@@ -111,21 +112,23 @@ impl Target {
 
     fn dial(&self) -> std::io::Result<OwnedFd> {
         match &self.address {
-            DonorAddress::Unix(path) => Ok(socket_file::connect(path, Some(limits::STATUS_DEADLINE))?.into()),
+            DonorAddress::Unix(path) => {
+                Ok(socket_file::connect(path, Some(spillway_control::limits::STATUS_DEADLINE))?.into())
+            }
             DonorAddress::Tcp(text) => {
                 use std::net::ToSocketAddrs;
                 let address: SocketAddr =
                     text.to_socket_addrs()?.next().ok_or_else(|| std::io::Error::other("the name has no address"))?;
-                Ok(TcpStream::connect_timeout(&address, limits::STATUS_DEADLINE)?.into())
+                Ok(TcpStream::connect_timeout(&address, spillway_control::limits::STATUS_DEADLINE)?.into())
             }
         }
     }
 
     fn ask(&self, stream: OwnedFd, order: DrainOrder) -> Result<Told, ControlError> {
-        let deadline = Instant::now() + limits::STATUS_DEADLINE;
+        let deadline = Instant::now() + spillway_control::limits::STATUS_DEADLINE;
         let (sender, mut receiver) = ControlChannel::connect_until(stream, self.key.as_ref(), deadline)?.split();
         sender.send(&Message::Drain { order }, None)?;
-        match receiver.receive(limits::STATUS_DEADLINE)?.0 {
+        match receiver.receive(spillway_control::limits::STATUS_DEADLINE)?.0 {
             Message::Draining { is_draining, quota_bytes, lent_bytes, holders } => {
                 Ok(Told { is_draining, quota_bytes, lent_bytes, holders })
             }
@@ -206,8 +209,10 @@ fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddre
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
+    use spillway_report::test_support::{member, view};
+
     use super::*;
-    use crate::cluster_donors::choice::tests::{member, view};
 
     #[test]
     fn a_machine_is_found_by_name_address_and_identity() {
@@ -228,7 +233,7 @@ mod tests {
 
     #[test]
     fn this_machines_donor_is_the_agents_or_the_only_one() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         assert!(own_socket(&registry).unwrap_err().to_string().contains("no donor runs"));
         let one = registry.claim(Kind::Donor, "one").unwrap();
         std::fs::write(one.path().join("donor.sock"), "").unwrap();

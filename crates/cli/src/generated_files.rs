@@ -8,9 +8,9 @@ use std::path::Path;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use spillway_console::failure::Failure;
 
 use crate::arguments::Arguments;
-use crate::failure::Failure;
 
 /// The program's name in files and pages.
 const PROGRAM: &str = "spillway";

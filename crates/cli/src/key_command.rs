@@ -6,13 +6,13 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::output::OutputArguments;
 use spillway_fabric::key::ClusterKey;
 
-use crate::arguments::OutputArguments;
 use crate::arguments::key::{KeyCommand, RotateArguments, RotateCommand};
 use crate::device::storage;
-use crate::failure::Failure;
-use crate::output;
 
 /// Does it and prints the names of the keys that the file then has.
 pub(crate) fn execute(command: &KeyCommand) -> Result<(), Failure> {

@@ -6,9 +6,6 @@ use std::time::Duration;
 /// enough that a device of 1 TiB has 32 thousand of them; docs/decisions/slabs.md has the measurement.
 pub(crate) const SLAB_SIZE_BYTES_DEFAULT: u64 = 32 << 20;
 
-/// Smallest device: the kernel's swap needs ten pages, a file system some megabytes; below this nothing is gained.
-pub(crate) const DEVICE_SIZE_BYTES_MIN: u64 = 16 << 20;
-
 /// Largest device: what one session may lend ([`spillway_fabric::limits::SLABS_PER_SESSION_MAX`] slabs of 1 GiB).
 pub(crate) const DEVICE_SIZE_BYTES_MAX: u64 = 4 << 40;
 
@@ -18,33 +15,10 @@ pub(crate) const OWN_DONORS_DEFAULT: usize = 3;
 /// Donors that `run` may start.
 pub(crate) const OWN_DONORS_MAX: usize = 16;
 
-/// Machines of a cluster that are tried as donors though they have not answered this machine's agent, beside those that
-/// have: a machine with the cluster's key can name any number.
-pub(crate) const NAMED_DONORS_MAX: usize = 8;
-
-/// Machines that a user is told by name when the cluster's are used: more than a line holds.
-pub(crate) const DONORS_TOLD_MAX: usize = 8;
-
 /// How long no lender may have come or gone before the agent chooses donors for its swap devices, which keep them. A
 /// list comes within two pulls of two seconds, and what 32 machines lend within some seconds
 /// (docs/decisions/membership.md).
 pub(crate) const LENDERS_SETTLE: Duration = Duration::from_secs(10);
-
-/// Work that takes no longer is over before a line about it is read.
-pub(crate) const PROGRESS_BEGIN: Duration = Duration::from_secs(1);
-
-/// How often a line tells how far something is, where standard error is no terminal: a log stays short.
-pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// How often the line on a terminal is drawn anew: as often as a reader sees.
-pub(crate) const PROGRESS_REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Memory that is to move and does not for so long: people are told. A slab of 1 GiB takes 9 s at 1 Gbit/s.
-pub(crate) const MOVE_STALL_TOLD: Duration = Duration::from_secs(10);
-
-/// After so long `remove-donor` and `drain` end with what is in the way: two deadlines of recalls
-/// ([`spillway_donor::limits::RECALL_DEADLINE`]). The moving goes on.
-pub(crate) const MOVE_STALL_MAX: Duration = Duration::from_secs(60);
 
 /// A donor that is being drained and does not answer is asked again for so long.
 pub(crate) const DRAIN_SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -52,9 +26,6 @@ pub(crate) const DRAIN_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Characters of an identity that mean a machine, at least: four hexadecimal digits tell 250 machines apart with even
 /// odds, and `spillway cluster` shows eight.
 pub(crate) const IDENTITY_CHARACTERS_MIN: usize = 4;
-
-/// Memory that `run` never lends from its own machine, besides a tenth of all: the desktop or shell must stay usable.
-pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
 
 /// Memory left to local applications by a donor that was not told otherwise: Infiniswap keeps 8 of 64 GB, an eighth.
 pub(crate) const HEADROOM_DIVISOR: u64 = 8;
@@ -138,81 +109,18 @@ pub(crate) const LEFT_BEHIND_NOTICE: Duration = Duration::from_secs(1);
 /// within a second; a user is told what failed within five.
 pub(crate) const DONOR_WAIT: Duration = Duration::from_millis(4200);
 
-/// A device or donor process that is not ready by then has failed: donors' deadline, mounting, and a loaded machine.
-pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
-
-/// A process that was told to stop and has not by then is killed, unless pages would be lost.
-pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
-
-/// A device's process whose launcher gave up while it was starting has so long to undo what it did.
-pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// A status socket that does not answer within this belongs to a hung process; `status` says so.
-pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How often a device looks what to write to the log of changes: a reader's second; a look goes over all its slabs.
-pub(crate) const STATE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Machines that `spillway cluster` shows in its table: the largest cluster that the simulation is made for.
 pub(crate) const CLUSTER_ROWS_MAX: usize = 1024;
-
-/// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
-pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
-
-/// Processes that are asked for their status at the same time: a machine has some ten of ours, and each costs a thread
-/// for a moment.
-pub(crate) const ASKED_AT_ONCE_MAX: usize = 16;
 
 /// How often the thread that answers scrapes looks whether the agent ends.
 pub(crate) const METRICS_TURN: Duration = Duration::from_millis(200);
 
-/// A client has so long to say what it wants, and again to take it: Prometheus gives up on a scrape after 10 s.
-pub(crate) const METRICS_CLIENT_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Clients that are served at once: a few monitoring systems and pages. Of more, those that came first give way.
-pub(crate) const METRICS_CLIENTS_MAX: usize = 32;
-
-/// Longest request for metrics: common web servers take 8 KiB of headers.
-pub(crate) const METRICS_REQUEST_BYTES_MAX: usize = 8 << 10;
-
-/// Between two points of the page's last hour: a stall of seconds shows.
-pub(crate) const PAGE_POINT_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Points of the page's history: an hour.
-pub(crate) const PAGE_POINTS_MAX: usize = 360;
-
 /// A page that asks more often than this gets the figures of the last look.
 pub(crate) const PAGE_LOOK_INTERVAL_MIN: Duration = Duration::from_secs(1);
-
-/// Events that the page remembers: as many as a reader scrolls through.
-pub(crate) const PAGE_EVENTS_MAX: usize = 100;
-
-/// Looks that `top` remembers for its histories: as wide as a wide terminal.
-pub(crate) const TOP_HISTORY_MAX: usize = 256;
-/// Longest filter of `top`: what fits beside it in 80 columns.
-pub(crate) const TOP_FILTER_LENGTH_MAX: usize = 30;
-/// How often `top` looks unless told otherwise, in seconds, as other tools of its name.
-pub(crate) const TOP_INTERVAL_SECONDS_DEFAULT: f64 = 1.0;
-/// The shortest interval: a look takes some milliseconds of every process of ours.
-pub(crate) const TOP_INTERVAL_SECONDS_MIN: f64 = 0.1;
-/// The longest, for `--json` into a file.
-pub(crate) const TOP_INTERVAL_SECONDS_MAX: f64 = 3600.0;
-/// How long `top` waits for a key before it looks at signals and new figures.
-pub(crate) const TOP_TURN: Duration = Duration::from_millis(50);
-
-/// An empty memory group without an owner is removed when it is older than this: the process that made it moves in
-/// within moments.
-pub(crate) const STRAY_GROUP_AGE: Duration = Duration::from_secs(60);
 
 /// Largest trace, decompressed: some 300 million faults, which is more than an hour of nothing but faults. A replay
 /// keeps 16 bytes of each event.
 pub(crate) const TRACE_BYTES_MAX: u64 = 1 << 30;
-
-/// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
-pub(crate) const NAME_LENGTH_MAX: usize = 32;
-
-/// Logs of devices that are gone and did not end well: more than a user looks at.
-pub(crate) const LOGS_KEPT_MAX: usize = 16;
 
 /// Heap that a device's process has before memory is short: control messages, handshakes and what its threads keep for
 /// thousands of slabs take about 2 MiB.

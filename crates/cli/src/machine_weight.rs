@@ -3,9 +3,8 @@
 use std::net::{IpAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use spillway_console::failure::Failure;
 use spillway_fabric::tcp::Weights;
-
-use crate::failure::Failure;
 
 /// A machine by name or address, and its weight.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,87 +1,56 @@
 //! The `spillway` command: reads the command line and hands over.
 //!
 //! In reading order:
-//! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed;
-//!   [`causes`]: limits behind an error of the kernel.
+//! - [`arguments`]: the command line; [`causes`]: limits behind an error of the kernel.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
 //! - [`sizing`]: how much memory a program needs.
-//! - [`donate`]: lending; [`sandbox`]: what it gives up for that; [`agent`]: the daemon; [`cluster_command`]: the
-//!   machines that it knows; [`key_command`]: their key.
-//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other;
-//!   [`library_place`]: what paged programs load; [`status`], [`doctor`],
-//!   [`mend`], [`mender`]; [`generated_files`]: for packages; [`setup`]: a machine's first configuration;
-//!   [`uninstall_check`]: what is left of all that.
-//! - [`progress`]: how far something is, shown by [`progress_line`]; [`refill`]: waiting for copies that are missing.
-//! - [`log_writer`]: the log, for the journal too; [`state_changes`]: what it says of a device.
-//! - [`observation`]: what they tell, as figures; [`metrics`]: for Prometheus; [`top`]: live;
-//!   [`page`]: in a browser, from the agent's [`web_server`].
+//! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows;
+//!   [`key_command`]: their key. [`donor_command`]: other donors for what is in use.
+//! - [`setup`]: a machine's first configuration; [`doctor`]: what it can do; [`uninstall_check`]: what is left of all
+//!   that; [`generated_files`]: for packages.
 
 #![forbid(unsafe_code)]
 
 mod agent;
 mod arguments;
 mod as_typed;
-mod bandwidth_report;
 mod budget;
 mod callers_preload;
 mod causes;
 mod cluster_command;
-mod cluster_donors;
 #[cfg(test)]
 mod decoders_tests;
 mod device;
 mod doctor;
 mod donate;
-mod donor_change;
+mod donor_command;
 mod drain;
-mod failure;
 mod generated_files;
 mod key_command;
-mod library_place;
 mod limits;
-mod log_writer;
 mod machine_weight;
-mod mend;
-mod mender;
-mod metrics;
-mod observation;
-mod output;
-mod output_file;
-mod own_donors;
-mod page;
-mod prefetch_report;
-mod progress;
-mod progress_line;
-mod refill;
-mod registry;
 mod run;
-mod sandbox;
 mod setup;
 mod sizing;
-mod state_changes;
-mod status;
-mod status_socket;
-mod staying_report;
 mod swap_command;
-mod system;
-mod top;
 mod trace;
 mod trace_file;
 mod uninstall_check;
-mod web_server;
 
 use std::process::ExitCode;
 
+use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
+use spillway_console::{log_writer, output, say};
+use spillway_control::{mender, sandbox};
 use spillway_machine::interruption;
+use spillway_observe::{refill, status, top};
 use spillway_report::run::Ending;
 use spillway_sys::callers_limits;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
-use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
-use crate::output::say;
 
 fn main() -> ExitCode {
     callers_preload::leave();

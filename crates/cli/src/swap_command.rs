@@ -1,31 +1,32 @@
 //! `spillway swap on`, `off` and `status`: a swap device for the whole machine.
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::{output, progress_line, say};
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::mend;
+use spillway_control::registry::{Found, Registry};
+use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
+use spillway_observe::status;
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
 use crate::device::prefetch::plan::PrefetchPlan;
-use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
-use crate::donor_change::{self, Among};
-use crate::failure::Failure;
-use crate::output::{self, say};
-use crate::registry::{Found, Kind, Registry};
-use crate::run::take_down::stop_device_process;
-use crate::status;
-use crate::{mend, progress_line};
+use crate::donor_command::{self, Among};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
     match command {
         SwapCommand::On(arguments) => on(arguments),
         SwapCommand::Off(arguments) => off(arguments),
-        SwapCommand::AddDonor(arguments) => donor_change::add(Among::Swap, arguments),
-        SwapCommand::RemoveDonor(arguments) => donor_change::remove(Among::Swap, arguments),
+        SwapCommand::AddDonor(arguments) => donor_command::add(Among::Swap, arguments),
+        SwapCommand::RemoveDonor(arguments) => donor_command::remove(Among::Swap, arguments),
         SwapCommand::Status(output) => status::show(output, Some(Kind::Device), &Item::is_swap),
     }
 }

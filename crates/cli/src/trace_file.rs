@@ -9,11 +9,11 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use spillway_console::failure::Failure;
+use spillway_console::output_file::OutputFile;
 use spillway_machine::size::human;
 
-use crate::failure::Failure;
 use crate::limits::TRACE_BYTES_MAX;
-use crate::output_file::OutputFile;
 
 /// The first bytes of a compressed file (RFC 1952).
 const COMPRESSED: [u8; 2] = [0x1f, 0x8b];

@@ -5,6 +5,7 @@
 //! - [`kind`]: which kinds of things there are, and the report of any of them.
 //! - [`device`], [`run`], [`donor`], [`cluster`]: the four reports; [`prefetch`] is a part of two.
 //! - [`status`]: the list of them that `spillway status --json` writes.
+//! - `test_support`: examples of them for tests, behind the feature `test-support`.
 //!
 //! Figures that a lower crate counts are reported as its own type (`spillway_volume::status`, `spillway_donor::status`,
 //! `spillway_pager::statistics`).
@@ -22,3 +23,5 @@ pub mod kind;
 pub mod prefetch;
 pub mod run;
 pub mod status;
+#[cfg(feature = "test-support")]
+pub mod test_support;

@@ -5,12 +5,13 @@
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use spillway_console::failure::Failure;
+use spillway_console::log_writer::CHANGES;
+
 use super::configuration::Configuration;
 use super::reload::{Change, plan};
 use super::{Borrower, Cluster};
 use crate::donate::{self, DonorLimits, DonorService};
-use crate::failure::Failure;
-use crate::log_writer::CHANGES;
 
 /// What the agent works with.
 pub(super) struct Working<'a> {

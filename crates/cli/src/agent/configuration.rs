@@ -10,22 +10,22 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::output::OutputArguments;
+use spillway_control::sandbox::SandboxChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::size::Size;
+use spillway_observe::web_server::WebAddress;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::protection::{CheckChoice, SealChoice};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
 use super::cluster::role::ClusterRole;
+use crate::arguments::DonateArguments;
 use crate::arguments::run::PrefetchChoice;
-use crate::arguments::{DonateArguments, OutputArguments};
-use crate::as_typed;
-use crate::limits;
 use crate::machine_weight::MachineWeight;
-use crate::sandbox::SandboxChoice;
-use crate::web_server::WebAddress;
+use crate::{as_typed, limits};
 
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -12,11 +12,24 @@ mod web;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
+use spillway_console::log_writer::CHANGES;
+use spillway_console::output;
+use spillway_console::output::OutputArguments;
+use spillway_control::cluster_donors::choice::Settling;
+use spillway_control::cluster_donors::following::{changes, used_donors};
+use spillway_control::registry::Registry;
+use spillway_control::sandbox::Reach;
+use spillway_control::status_socket::{self, Answer, Question, StatusServer};
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::{cluster_donors, mend};
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::interruption::{Interruption, ReloadRequest};
+use spillway_observe::status;
 use spillway_report::cluster::{ClusterReport, MemberReport};
 use spillway_report::donor::{AgentReport, ClusterSummary};
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_sys::core_dumps;
 
@@ -25,18 +38,9 @@ use self::cluster::role::ClusterRole;
 use self::cluster::{ClusterService, Figures};
 use self::configuration::{BorrowerRole, Configuration};
 use self::web::Web;
-use crate::arguments::{
-    AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
-};
-use crate::cluster_donors::choice::Settling;
-use crate::cluster_donors::following::{changes, used_donors};
+use crate::arguments::{AgentArguments, NameArguments, NewDeviceArguments, SwapCommand, SwapOnArguments};
 use crate::donate::{self, DonorService};
-use crate::failure::Failure;
-use crate::log_writer::CHANGES;
-use crate::registry::{Kind, Registry};
-use crate::sandbox::Reach;
-use crate::status_socket::{self, Answer, Question, StatusServer};
-use crate::{cluster_donors, limits, mend, output, status, swap_command};
+use crate::{limits, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);
@@ -210,7 +214,11 @@ impl Cluster {
                 let seed = random_bytes().map_or(0, u64::from_le_bytes);
                 for change in changes(&view, &used, seed) {
                     let socket = registry.status_socket(kind, &item.name);
-                    let asked = status_socket::ask(&socket, &Question::Donor(change.clone()), limits::STATUS_DEADLINE);
+                    let asked = status_socket::ask(
+                        &socket,
+                        &Question::Donor(change.clone()),
+                        spillway_control::limits::STATUS_DEADLINE,
+                    );
                     match asked {
                         Ok(_) => tracing::info!("{} {}: {change:?}", kind.word(), item.name),
                         Err(error) => tracing::debug!("{} {}: {change:?}: {error}", kind.word(), item.name),

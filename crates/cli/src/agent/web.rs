@@ -9,21 +9,22 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use spillway_console::failure::Failure;
+use spillway_control::registry::Registry;
 use spillway_machine::user_group;
+use spillway_observe::metrics::{self, Metrics};
+use spillway_observe::observation::{Observation, Thing};
+use spillway_observe::page::model::PageModel;
+use spillway_observe::page::{self, Part};
+use spillway_observe::web_server::{Clients, Content, Request, WebServer};
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
+use spillway_report::kind::Kind;
 use spillway_sys::socket_file::Admitted;
 
 use super::configuration::MetricsRole;
 use crate::donate::DonorService;
-use crate::failure::Failure;
 use crate::limits;
-use crate::metrics::{self, Metrics};
-use crate::observation::{Observation, Thing};
-use crate::page::model::PageModel;
-use crate::page::{self, Part};
-use crate::registry::{Kind, Registry};
-use crate::web_server::{Clients, Content, Request, WebServer};
 
 /// The listening end, and what it gives.
 #[derive(Debug)]
@@ -197,6 +198,8 @@ fn unix_s() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
+
     use super::*;
 
     fn role(text: &str) -> MetricsRole {
@@ -205,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_taken_is_told_with_what_to_do() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = |address: &str| role(&format!("listen = \"{address}\""));
         let error = Web::bind(&at(&taken.local_addr().unwrap().to_string())).unwrap_err().to_string();
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_page_is_off_unless_configured_and_not_for_foreign_names() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let agent = || Thing::of_agent(AgentReport::default());
         let ask_from = |web: &Web, path, host, is_local| {
             Answers::new(web, &registry, &agent).content(&Request { path, host, is_local }).map(|content| content.kind)

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-
-use super::OutputArguments;
+use spillway_console::output::OutputArguments;
 
 /// What is done with keys.
 #[derive(Clone, Debug, Subcommand)]

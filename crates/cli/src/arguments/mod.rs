@@ -7,7 +7,6 @@ pub(crate) mod run;
 pub(crate) mod setup;
 pub(crate) mod sizing;
 pub(crate) mod status;
-pub(crate) mod top;
 pub(crate) mod trace;
 mod values;
 mod variables;
@@ -15,28 +14,24 @@ mod variables;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::output::OutputArguments;
+use spillway_console::say;
+use spillway_control::sandbox::SandboxChoice;
+use spillway_control::storage_arguments::{StorageArguments, slab_size};
 use spillway_fabric::address::DonorAddress;
-use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_machine::limits::SWAP_PRIORITY_MAX;
 use spillway_machine::size::Size;
-use spillway_volume::settings::mapping::MappingPolicy;
-use spillway_volume::settings::protection::{CheckChoice, SealChoice};
-use spillway_volume::settings::redundancy::Redundancy;
-use spillway_volume::settings::transport::TransportChoice;
+use spillway_observe::top::arguments::TopArguments;
 
 use self::key::KeyCommand;
 use self::run::{BecomeArguments, PrefetchChoice, RunArguments};
 use self::setup::{SetupArguments, UninstallCheckArguments};
 use self::sizing::SizingArguments;
 use self::status::StatusArguments;
-use self::top::TopArguments;
 use self::trace::TraceCommand;
-use self::values::{connections, device_size, slab_size};
+use self::values::{connections, device_size};
 use crate::machine_weight::MachineWeight;
-use crate::output::say;
-use crate::sandbox::SandboxChoice;
 
 /// Lets programs use the idle memory of other machines.
 #[derive(Debug, Parser)]
@@ -113,61 +108,6 @@ pub(crate) enum Command {
     /// Says which signals came to the process group of `run`
     #[command(name = "witness-signals", hide = true)]
     WitnessSignals,
-}
-
-/// How results are printed.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct OutputArguments {
-    /// Print JSON on standard output
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Where pages go.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct StorageArguments {
-    /// A donor: HOST:PORT or unix:/PATH; repeat it for more
-    #[arg(long = "donor", value_name = "ADDRESS")]
-    pub(crate) donors: Vec<DonorAddress>,
-    /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
-    #[arg(long, value_name = "COPIES")]
-    pub(crate) redundancy: Option<Redundancy>,
-    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway, or ~/.local/state/spillway
-    /// without root]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) backing: Option<PathBuf>,
-    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root
-    /// ~/.config/spillway/cluster.key if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) key: Option<PathBuf>,
-    /// Unit of lending, a power of two
-    #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
-    pub(crate) slab_size: Size,
-    /// When slabs get a donor: demand, or activity (a slab that is used little stays on the disk; needs --redundancy
-    /// disk)
-    #[arg(long, value_name = "WHEN", default_value_t)]
-    pub(crate) mapping: MappingPolicy,
-    /// How pages travel: auto (shared memory with donors on this host, else RDMA where both ends have it, else a
-    /// socket), shm, rdma, or tcp (a socket, also on this host)
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(crate) transport: TransportChoice,
-    /// Whether each page is encrypted and authenticated before it leaves: on, off, or auto (on if a donor is reached
-    /// over a network)
-    #[arg(long, value_name = "WHEN", default_value_t)]
-    pub(crate) seal: SealChoice,
-    /// Whether pages that are not sealed have a checksum: on or off
-    #[arg(long, value_name = "WHEN", hide = true, env = "SPILLWAY_CHECK", default_value_t)]
-    pub(crate) check: CheckChoice,
-    /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or
-    /// never
-    #[arg(long, value_name = "WHEN", hide = true, env = "SPILLWAY_KEEP_AWAKE", default_value_t)]
-    pub(crate) keep_awake: KeepAwake,
-    /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(crate) frontend: FrontEndChoice,
-    /// The cluster whose donors these are, if none was named
-    #[arg(skip)]
-    pub(crate) follows: Option<String>,
 }
 
 /// `spillway swap`.

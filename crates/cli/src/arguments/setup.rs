@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use spillway_console::output::OutputArguments;
 use spillway_machine::size::LocalBudget;
 use spillway_volume::settings::redundancy::Redundancy;
-
-use super::OutputArguments;
 
 /// `spillway setup`. What is given here is not asked.
 #[derive(Clone, Debug, Args)]

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use spillway_console::output::OutputArguments;
 use spillway_fabric::address::DonorAddress;
 use spillway_volume::settings::redundancy::Redundancy;
 
-use super::OutputArguments;
 use super::run::Via;
 
 /// `spillway size`.

@@ -1,8 +1,7 @@
 //! `spillway status`.
 
 use clap::Args;
-
-use super::OutputArguments;
+use spillway_console::output::OutputArguments;
 
 /// What is shown, and when.
 #[derive(Clone, Debug, Default, Args)]

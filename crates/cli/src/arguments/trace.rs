@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use spillway_console::output::OutputArguments;
 use spillway_machine::size::{LocalBudget, Size};
 use spillway_policy::replay::policies::ReplayPolicy;
 
-use super::{OutputArguments, RunArguments};
+use super::RunArguments;
 
 /// `spillway trace`.
 #[derive(Clone, Debug, Subcommand)]

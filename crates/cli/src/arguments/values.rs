@@ -1,6 +1,5 @@
 //! Values of options: each mistake is told with what would be right.
 
-use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_frontend::limits::THREADS_MAX;
 use spillway_machine::size::{LocalBudget, Size, human};
 use spillway_pager::limits::FAULT_THREADS_MAX;
@@ -16,21 +15,12 @@ pub(super) fn slowdown(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(super) fn slab_size(text: &str) -> Result<Size, String> {
-    let size: Size = text.parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
-    if size.bytes.is_power_of_two() && (SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&size.bytes) {
-        return Ok(size);
-    }
-    let (least, most) = (human(SLAB_SIZE_BYTES_MIN), human(SLAB_SIZE_BYTES_MAX));
-    Err(format!("'{text}' is not a slab size; write a power of two from {least} to {most}, such as 32M"))
-}
-
 pub(super) fn device_size(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|error: spillway_machine::size::SizeError| error.to_string())?;
-    if (limits::DEVICE_SIZE_BYTES_MIN..=limits::DEVICE_SIZE_BYTES_MAX).contains(&size.bytes) {
+    if (spillway_control::limits::DEVICE_SIZE_BYTES_MIN..=limits::DEVICE_SIZE_BYTES_MAX).contains(&size.bytes) {
         return Ok(size);
     }
-    let (least, most) = (human(limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
+    let (least, most) = (human(spillway_control::limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
     Err(format!("'{text}' cannot be the size of a device; write one from {least} to {most}, such as 2G"))
 }
 

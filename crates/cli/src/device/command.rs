@@ -1,35 +1,37 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
+use spillway_console::failure::Failure;
+use spillway_console::{output, say};
+use spillway_control::cluster_donors::{self, Borrower};
+use spillway_control::mend;
+use spillway_control::own_donors::{OwnDonorsPlan, own_size_bytes};
+use spillway_control::registry::{self, Found, Registry};
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::take_down::stop_device_process;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::swap_list;
+use spillway_observe::status;
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_volume::settings::redundancy::Redundancy;
 
+use super::handover::LaunchedDevice;
 use super::launch::{RunningDevice, launch};
 use super::prefetch::plan::PrefetchPlan;
-use super::records::LaunchedDevice;
 use super::storage::{self, StorageSettings};
-use crate::arguments::{
-    DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments, StorageArguments,
-};
-use crate::cluster_donors::{self, Borrower};
-use crate::donor_change::{self, Among};
-use crate::failure::Failure;
-use crate::output::{self, say};
-use crate::own_donors::{OwnDonorsPlan, own_size_bytes};
-use crate::registry::{self, Found, Kind, Registry};
-use crate::run::take_down::stop_device_process;
-use crate::{limits, mend, status};
+use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
+use crate::donor_command::{self, Among};
+use crate::limits;
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
     match command {
         DeviceCommand::On(arguments) => on(arguments),
         DeviceCommand::Off(arguments) => off(arguments),
-        DeviceCommand::AddDonor(arguments) => donor_change::add(Among::All, arguments),
-        DeviceCommand::RemoveDonor(arguments) => donor_change::remove(Among::All, arguments),
+        DeviceCommand::AddDonor(arguments) => donor_command::add(Among::All, arguments),
+        DeviceCommand::RemoveDonor(arguments) => donor_command::remove(Among::All, arguments),
         DeviceCommand::Status(output) => status::show(output, Some(Kind::Device), &|_| true),
     }
 }
@@ -223,11 +225,13 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_control::test_support::temporary_registry;
+
     use super::*;
 
     #[test]
     fn off_needs_something_that_is_on() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let text = chosen(&registry, None, "device", &|_| true).unwrap_err().to_string();
         assert!(text.contains("no device is on"), "{text}");
         let text = chosen(&registry, Some("x"), "swap device", &|_| true).unwrap_err().to_string();
@@ -236,7 +240,7 @@ mod tests {
 
     #[test]
     fn off_takes_the_only_one_and_asks_among_several() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _one = registry.claim(Kind::Device, "one").unwrap();
         assert_eq!(chosen(&registry, None, "device", &|_| true).unwrap().name, "one");
         let _two = registry.claim(Kind::Device, "two").unwrap();

@@ -18,11 +18,18 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
+use spillway_console::failure::Failure;
+use spillway_console::log_writer;
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::own_donors::OwnDonors;
+use spillway_control::registry::{Entry, Registry};
+use spillway_control::status_socket::{Answer, Question, StatusServer};
 use spillway_machine::cgroup::OwnGroup;
 use spillway_machine::memory::Memory;
 use spillway_machine::reserve::Reserve;
 use spillway_report::device::DeviceReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -30,16 +37,11 @@ use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
+use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::keeping::KeptPrefetching;
-use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness};
 use super::restarts::{Life, Next, Restarts};
 use super::serve;
-use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
-use crate::log_writer;
-use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Kind, Registry};
-use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the keeper looks at its signals.
 const TURN: Duration = Duration::from_millis(100);

@@ -10,17 +10,16 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
+use spillway_console::progress_line::ProgressLine;
+use spillway_console::{log_writer, say};
+use spillway_control::registry::Registry;
+use spillway_control::status_socket::{self, Question};
 use spillway_machine::interruption::Interruption;
 use spillway_machine::process::{open_log, wait_for};
+use spillway_report::kind::Kind;
 
-use super::records::{LaunchedDevice, Readiness};
-use crate::failure::Failure;
-use crate::limits;
-use crate::log_writer;
-use crate::output::say;
-use crate::progress_line::ProgressLine;
-use crate::registry::{Kind, Registry};
-use crate::status_socket::{self, Question};
+use super::handover::{LaunchedDevice, Readiness};
 
 /// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
 #[derive(Debug)]
@@ -62,11 +61,12 @@ impl RunningDevice {
 
     fn stop_now(&mut self) -> Result<(), Failure> {
         if self.is_alive() {
-            let answer = status_socket::ask(&self.status_socket, &Question::Stop, limits::STOP_DEADLINE);
+            let answer =
+                status_socket::ask(&self.status_socket, &Question::Stop, spillway_control::limits::STOP_DEADLINE);
             answer.map_err(|error| Failure::during(format!("device '{}'", self.name), error))?;
         }
         self.owner_pipe = None;
-        if wait_for(&mut self.child, Instant::now() + limits::STOP_DEADLINE) {
+        if wait_for(&mut self.child, Instant::now() + spillway_control::limits::STOP_DEADLINE) {
             return Ok(());
         }
         Err(Failure::Failed(format!("device '{}' does not end; `spillway doctor --mend` tries again", self.name)))
@@ -107,13 +107,13 @@ pub(crate) fn launch(
         }
         Ok(Readiness::Failed(text)) => {
             drop(owner_pipe);
-            wait_for(&mut child, Instant::now() + limits::STOP_DEADLINE);
+            wait_for(&mut child, Instant::now() + spillway_control::limits::STOP_DEADLINE);
             Err(Failure::Failed(text))
         }
         Err(failure) => {
             drop(owner_pipe);
             end(&mut child, registry);
-            Err(failure.or_log(&log_path))
+            Err(or_log(failure, &log_path))
         }
     }
 }
@@ -127,22 +127,20 @@ pub(crate) fn tell_missing(donors: &[String]) {
 
 /// Without its launcher's pipe the process undoes what it did; one that hangs is killed, and its remains are mended.
 fn end(child: &mut Child, registry: &Registry) {
-    if !wait_for(child, Instant::now() + limits::GIVE_UP_DEADLINE) {
+    if !wait_for(child, Instant::now() + spillway_control::limits::GIVE_UP_DEADLINE) {
         // It may have ended between the two.
         let _ = child.kill();
         let _ = child.wait();
         // What cannot be mended now is named by `doctor`.
-        let _ = crate::mend::mend_all(registry);
+        let _ = spillway_control::mend::mend_all(registry);
     }
 }
 
-impl Failure {
-    /// Points at the log, for failures that the process could not explain itself.
-    fn or_log(self, log_path: &Path) -> Self {
-        match self {
-            Self::Failed(text) => Self::Failed(format!("{text}; see {}", log_writer::place(log_path))),
-            other => other,
-        }
+/// Points at the log, if this is a failure that the process could not explain itself.
+fn or_log(failure: Failure, log_path: &Path) -> Failure {
+    match failure {
+        Failure::Failed(text) => Failure::Failed(format!("{text}; see {}", log_writer::place(log_path))),
+        other => other,
     }
 }
 
@@ -168,10 +166,10 @@ fn wait_ready(name: &str, stdout: ChildStdout, interruption: &Interruption) -> R
         let _ = sender.send(result);
     });
     let (began, mut line) = (Instant::now(), ProgressLine::new(format!("starting device '{name}'"), true));
-    let deadline = began + limits::START_DEADLINE;
+    let deadline = began + spillway_control::limits::START_DEADLINE;
     loop {
         interruption.check()?;
-        line.show_wait(began, limits::START_DEADLINE);
+        line.show_wait(began, spillway_control::limits::START_DEADLINE);
         match receiver.recv_timeout(Duration::from_millis(50)) {
             Ok(Ok(line)) => {
                 return serde_json::from_str(&line)

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use spillway_console::failure::Failure;
+use spillway_control::device_record::DeviceRecord;
+use spillway_control::registry::{Found, Registry};
+use spillway_control::status_socket;
 use spillway_machine::waiting::wait_until;
+use spillway_report::kind::Kind;
 
-use super::records::DeviceRecord;
-use crate::failure::Failure;
 use crate::limits;
-use crate::registry::{Found, Kind, Registry};
-use crate::status_socket;
 
 /// Whether a process serves a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,7 @@ fn wait_served(mut ask: impl FnMut() -> Served, patience: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_control::test_support::temporary_registry;
 
     #[test]
     fn a_device_that_comes_back_is_waited_for_through_silence() {
@@ -112,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_say_that_it_was_given_up_is_left_alone() {
-        let (_directory, registry) = Registry::temporary();
+        let (_directory, registry) = temporary_registry();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         // The owner is this process, which a HUP would end.
         revive(&registry.find(Kind::Device, "silent").unwrap()).unwrap();

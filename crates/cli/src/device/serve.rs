@@ -17,6 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use spillway_console::failure::Failure;
+use spillway_console::log_writer::ChangeLog;
+use spillway_control::device_record::{DeviceRecord, remove_backing};
+use spillway_control::donor_change::{self, KeptOut};
+use spillway_control::mender::Mender;
+use spillway_control::registry::Registry;
+use spillway_control::sandbox::{self, Borrower};
+use spillway_control::status_socket::{Answer, Question, StatusServer};
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::front_end::FrontEndError;
@@ -24,22 +32,16 @@ use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_report::device::DeviceReport;
 use spillway_report::format::Format;
+use spillway_report::kind::Kind;
 use spillway_report::prefetch::PrefetchReport;
 use spillway_sys::{core_dumps, paging_safety};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
+use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use super::prefetch::process::report;
-use super::records::{DeviceRecord, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
-use crate::donor_change::{self, KeptOut};
-use crate::failure::Failure;
 use crate::limits;
-use crate::log_writer::ChangeLog;
-use crate::mender::Mender;
-use crate::registry::{Kind, Registry};
-use crate::sandbox::{self, Borrower};
-use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
 const TURN: Duration = Duration::from_millis(100);

@@ -8,6 +8,9 @@ use std::{env, fs};
 
 use serde::{Deserialize, Serialize};
 use spillway_block::cpu_idle::KeepAwake;
+use spillway_console::failure::Failure;
+use spillway_control::own_donors::OwnDonors;
+use spillway_control::storage_arguments::StorageArguments;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::filesystem::FileSystem;
@@ -20,11 +23,8 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
 
-use crate::arguments::StorageArguments;
 use crate::as_typed;
-use crate::failure::Failure;
 use crate::limits;
-use crate::own_donors::OwnDonors;
 
 /// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
 const BACKING_DIRECTORY: &str = "/var/lib/spillway";

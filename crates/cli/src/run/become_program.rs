@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
+use spillway_console::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use spillway_fabric::plain_text::plain;
 use spillway_sys::core_dumps::CoreDumps;
 
 use super::calls;
 use crate::arguments::run::BecomeArguments;
 use crate::callers_preload;
-use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
 pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_console::failure::Failure;
 use spillway_sys::call_filter::{Asked, install};
 use spillway_sys::passed_descriptor;
 
 use super::program::Program;
-use crate::failure::Failure;
 
 /// In the run's own folder, which only its user may enter.
 const NAME: &str = "calls.sock";

@@ -10,9 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_console::failure::Failure;
 use spillway_sys::signals;
-
-use crate::failure::Failure;
 
 /// The hidden command of the witness.
 pub(super) const COMMAND: &str = "witness-signals";

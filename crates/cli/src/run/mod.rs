@@ -8,7 +8,6 @@
 //! - [`watch`]: the budget while the program runs.
 //! - [`mod@recording`]: page faults for a trace.
 //! - [`statistics`]: what is told at the end.
-//! - [`mod@take_down`]: the way out, also for runs that died.
 //!
 //! A run that is killed is taken down by the first that notices: its device's process or its donors, the next run, or
 //! `doctor --mend`.
@@ -22,7 +21,6 @@ pub(crate) mod program;
 pub(crate) mod recording;
 pub(crate) mod statistics;
 pub(crate) mod swap_prefetch;
-pub(crate) mod take_down;
 pub(crate) mod via;
 pub(crate) mod via_pager;
 pub(crate) mod via_swap;
@@ -30,6 +28,11 @@ pub(crate) mod watch;
 
 use std::path::Path;
 
+use spillway_console::failure::Failure;
+use spillway_console::output_file::OutputFile;
+use spillway_console::say;
+use spillway_control::mend;
+use spillway_control::registry::Registry;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
 use spillway_machine::size::{LocalBudget, human};
@@ -39,11 +42,7 @@ use spillway_sys::memory_group;
 
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::failure::Failure;
-use crate::output::say;
-use crate::output_file::OutputFile;
-use crate::registry::Registry;
-use crate::{limits, mend};
+use crate::limits;
 
 /// Refuses a budget that no program gets by with, in place of giving it more without a word.
 fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {

@@ -3,6 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use spillway_console::failure::Failure;
+use spillway_console::say;
+use spillway_control::cluster_donors::{self, Borrower};
+use spillway_control::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
+use spillway_control::registry::Registry;
+use spillway_control::storage_arguments::StorageArguments;
+use spillway_control::take_down::{device_name, donor_prefix};
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -11,22 +18,16 @@ use spillway_pager::fault::recording::RecordingConfig;
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_report::kind::Kind;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::recording::Recording;
-use super::take_down::{device_name, donor_prefix};
-use crate::arguments::StorageArguments;
 use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
-use crate::cluster_donors::{self, Borrower};
-use crate::device::records::LaunchedDevice;
+use crate::device::handover::LaunchedDevice;
 use crate::device::storage::{self, StorageSettings};
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::say;
-use crate::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
-use crate::registry::{Kind, Registry};
 
 /// A run, decided.
 #[derive(Clone, Debug)]
@@ -185,5 +186,7 @@ fn disk_size_bytes(storage: &StorageArguments) -> Result<u64, Failure> {
     let place = storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
-    Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))
+    Ok((found.free_bytes / 2)
+        .saturating_sub(limits::BACKING_RESERVE_BYTES)
+        .max(spillway_control::limits::DEVICE_SIZE_BYTES_MIN))
 }

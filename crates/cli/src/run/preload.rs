@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use spillway_console::failure::Failure;
 use spillway_sys::own_files;
-
-use crate::failure::Failure;
 
 /// Writes the library into a run's directory, with which it goes; gives its path. `programs_fork`: the kernel tells
 /// of forks, so that the library need not.

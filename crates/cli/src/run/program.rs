@@ -23,6 +23,7 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
+use spillway_console::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use spillway_machine::interruption::Interruption;
 use spillway_report::run::Ending;
 use spillway_sys::callers_limits::CallersLimits;
@@ -30,7 +31,6 @@ use spillway_sys::core_dumps::CoreDumps;
 use spillway_sys::signals;
 
 use super::group_signals::Witness;
-use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// Signals that are passed on, if the caller does not ignore them; so are real-time signals.
 const PASSED: [i32; 8] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];

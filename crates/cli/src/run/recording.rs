@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use spillway_console::say;
 use spillway_machine::size::human;
 use spillway_pager::fault::recording::RecordingConfig;
 use spillway_policy::trace::Kind;
 use spillway_policy::trace::fault_log::{FaultLog, LogCounts};
 
-use crate::output::say;
 use crate::trace_file::TraceFile;
 
 /// What is recorded, and the file for it, which was made before anything starts.

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use spillway_block::latency::LatencyStatus;
 use spillway_block::metrics::TrafficStatus;
+use spillway_console::output_file::OutputFile;
+use spillway_console::{output, say};
 use spillway_machine::size::human;
+use spillway_observe::staying_report::{self, When};
+use spillway_observe::{bandwidth_report, prefetch_report};
 use spillway_pager::statistics::FaultStatistics;
 use spillway_report::run::{EndedRunReport, Ending};
 
 use crate::arguments::run::RunArguments;
-use crate::output::{self, say};
-use crate::output_file::OutputFile;
-use crate::staying_report::{self, When};
-use crate::{bandwidth_report, prefetch_report};
 
 /// What a run tells at its end.
 #[derive(Debug)]
@@ -157,10 +157,10 @@ fn size_text(bytes: u64) -> String {
 mod tests {
     use spillway_pager::statistics::PagerStatistics;
     use spillway_report::run::{Choice, RunDevice, RunReport, Way};
+    use spillway_report::test_support;
     use spillway_volume::status::{BandwidthStatus, DeviceStatus};
 
     use super::*;
-    use crate::observation::examples;
 
     fn statistics(device: Option<DeviceStatus>) -> Statistics {
         let memory = RunReport {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_summary_names_what_matters() {
-        let statistics = statistics(Some(examples::device_status(200)));
+        let statistics = statistics(Some(test_support::device_status(200)));
         let text = statistics.summary();
         for expected in ["1.50 s", "64 MiB", "400 pages out, 200 in at 10/", "over a swap device (asked for)"] {
             assert!(text.contains(expected), "{text}");
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn the_summary_tells_what_a_bound_of_traffic_did() {
         let bound = BandwidthStatus { bytes_per_second: 10 << 20, requests_held: 3, held_us: 1_500_000 };
-        let text = |bandwidth| statistics(Some(DeviceStatus { bandwidth, ..examples::device_status(1) })).summary();
+        let text = |bandwidth| statistics(Some(DeviceStatus { bandwidth, ..test_support::device_status(1) })).summary();
         let line = "spillway: page traffic bounded to 10 MiB/s: 3 requests waited for that, 1.50 s together\n";
         assert!(text(Some(bound)).contains(line) && !text(None).contains("bounded"));
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use spillway_console::say;
 use spillway_device::prefetch::driver::{Prefetching, Sampled};
 use spillway_device::prefetch::headroom::{CgroupMemory, Headroom};
 use spillway_machine::cgroup::MemoryGroup;
@@ -21,7 +22,6 @@ use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::watch::Governed;
 use crate::budget;
-use crate::output::say;
 
 /// Prefetching of one run.
 #[derive(Debug)]

@@ -7,6 +7,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use spillway_console::failure::Failure;
+use spillway_control::checks::check::{Check, State};
+use spillway_control::checks::{self, hindrance};
+use spillway_control::system::System;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
@@ -16,10 +20,6 @@ use spillway_sys::memory_group;
 use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
-use crate::doctor::check::{Check, State};
-use crate::doctor::checks::{self, hindrance};
-use crate::failure::Failure;
-use crate::system::System;
 
 /// Programs that keep their memory in shared objects, which the pager leaves local.
 const PROGRAMS_WITH_SHARED_MEMORY: [&str; 3] = ["postgres", "postmaster", "pg_ctl"];

@@ -6,11 +6,19 @@
 
 use std::time::Instant;
 
+use spillway_console::failure::Failure;
+use spillway_console::output_file::OutputFile;
+use spillway_console::say;
+use spillway_control::own_donors::OwnDonors;
+use spillway_control::registry::{Entry, Registry};
+use spillway_control::status_socket::{self, Question};
+use spillway_control::take_down::take_down_run;
 use spillway_device::fault_recording::FaultRecording;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::LocalBudget;
 use spillway_machine::{swap_area, swap_list};
+use spillway_report::kind::Kind;
 use spillway_report::run::{Choice, EndedRunReport, Ending, RunDevice};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
@@ -18,17 +26,10 @@ use super::plan::Plan;
 use super::program::{Becoming, Found, Program};
 use super::statistics::Statistics;
 use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
-use super::take_down::take_down_run;
 use super::watch;
 use crate::arguments::run::{PrefetchChoice, RunArguments};
 use crate::device::launch::{RunningDevice, launch};
-use crate::failure::Failure;
 use crate::limits;
-use crate::output::say;
-use crate::output_file::OutputFile;
-use crate::own_donors::OwnDonors;
-use crate::registry::{Entry, Kind, Registry};
-use crate::status_socket::{self, Question};
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {

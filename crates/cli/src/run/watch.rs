@@ -7,6 +7,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use spillway_console::log_writer::ChangeLog;
+use spillway_console::say;
+use spillway_control::donor_change::{self, KeptOut};
+use spillway_control::registry::Entry;
+use spillway_control::status_socket::{Answer, Question, StatusServer};
+use spillway_control::take_down::device_name;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_machine::cgroup::strays::Stray;
 use spillway_machine::cgroup::usage::GroupUsage;
@@ -20,15 +26,9 @@ use spillway_volume::running::RunningVolume;
 use spillway_volume::status::DeviceStatus;
 
 use super::program::Program;
-use super::take_down::device_name;
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::donor_change::{self, KeptOut};
 use crate::limits::{self, LEND_SPARE_DIVISOR, THRASH_BYTES_MIN, THRASH_TIMES};
-use crate::log_writer::ChangeLog;
-use crate::output::say;
-use crate::registry::Entry;
-use crate::status_socket::{Answer, Question, StatusServer};
 
 /// What keeps a program in its budget: a memory group, or the pager.
 pub(crate) trait Governed: Sync {

@@ -6,16 +6,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_control::registry::Registry;
 use spillway_fabric::key::ClusterKey;
 use spillway_machine::waiting::wait_until;
+use spillway_observe::status;
+use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 use spillway_sys::own_files;
 
 use super::dialogue::Answers;
 use super::plan::{Step, describe};
-use crate::failure::Failure;
-use crate::registry::{Kind, Registry};
-use crate::{limits, output, status};
+use crate::limits;
 
 /// The unit of the package.
 const SERVICE: &str = "spillway.service";

@@ -238,7 +238,7 @@ fn checked(ground: Ground, budget: LocalBudget, lends: bool) -> Result<u64, Stri
     if lends && bytes > ground.memory_bytes {
         return Err(format!("{} is more than this machine has, {total}; lend less, such as 50%", human(bytes)));
     }
-    let (least, most) = (limits::DEVICE_SIZE_BYTES_MIN, limits::DEVICE_SIZE_BYTES_MAX);
+    let (least, most) = (spillway_control::limits::DEVICE_SIZE_BYTES_MIN, limits::DEVICE_SIZE_BYTES_MAX);
     if !(least..=most).contains(&bytes) {
         return Err(format!("{budget} is not from {} to {}; write a size, such as 4G", human(least), human(most)));
     }

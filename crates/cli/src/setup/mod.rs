@@ -13,6 +13,8 @@ use std::io::{BufRead, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::memory::Memory;
 
@@ -21,8 +23,6 @@ use self::plan::{Facts, Plan, Service};
 use crate::agent::configuration::Configuration;
 use crate::arguments::setup::SetupArguments;
 use crate::device::storage::backing_directory;
-use crate::failure::Failure;
-use crate::output;
 
 /// Where the packaged service reads its configuration.
 const SERVICE_DIRECTORY: &str = "/etc/spillway";

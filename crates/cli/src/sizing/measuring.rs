@@ -6,6 +6,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use spillway_console::failure::{EXIT_DONE, Failure};
+use spillway_console::say;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::human;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
@@ -16,8 +18,6 @@ use spillway_sys::callers_limits::CallersLimits;
 use super::tell_all;
 use super::trials::{SHARES_PERCENT, Trial, Trials};
 use crate::arguments::sizing::SizingArguments;
-use crate::failure::{EXIT_DONE, Failure};
-use crate::output::say;
 use crate::run::program;
 
 /// How often it is looked whether a run has ended: what its time is known by.

@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use spillway_console::failure::Failure;
 use spillway_sys::lease::read_unless_leased;
 use spillway_sys::proc_text::words::processes;
-
-use crate::failure::Failure;
 
 /// Where processes come from.
 #[derive(Clone, Debug)]

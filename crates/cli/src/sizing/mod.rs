@@ -18,6 +18,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use spillway_console::failure::{EXIT_DONE, Failure};
+use spillway_console::output;
+use spillway_console::output_file::OutputFile;
 use spillway_machine::interruption::Interruption;
 use spillway_policy::sizing::shards::{SAMPLED_PAGES_MAX, Shards};
 use spillway_report::run::Ending;
@@ -27,10 +30,7 @@ use self::members::Members;
 use self::picture::Slowdowns;
 use self::watching::watch;
 use crate::arguments::sizing::SizingArguments;
-use crate::failure::{EXIT_DONE, Failure};
 use crate::limits::{SIZING_PAGE_IN_US, SIZING_SECONDS};
-use crate::output;
-use crate::output_file::OutputFile;
 use crate::run::program::{self, Becoming, Program};
 use crate::trace::loaded::Loaded;
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use spillway_console::failure::Failure;
 use spillway_policy::sizing::footprint::{FootprintEstimator, Look};
 use spillway_policy::sizing::pace::{Pace, Step};
 use spillway_sys::process_clock::work_of;
 
 use super::members::Members;
 use super::scan::{self, Held};
-use crate::failure::Failure;
 
 /// What was seen.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Serialize;
+use spillway_console::failure::Failure;
 use spillway_policy::replay::accesses::Accesses;
 use spillway_policy::trace::{Kind, Reader};
 
-use crate::failure::Failure;
 use crate::trace_file;
 
 /// A trace in a few numbers; its JSON form is stable.

@@ -12,10 +12,10 @@ mod regions;
 mod replay;
 mod report;
 
+use spillway_console::failure::{EXIT_DONE, Failure};
 use spillway_report::run::Ending;
 
 use crate::arguments::trace::TraceCommand;
-use crate::failure::{EXIT_DONE, Failure};
 
 /// Executes the command.
 pub(crate) fn execute(command: TraceCommand) -> Result<Ending, Failure> {

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_console::output_file::OutputFile;
 use spillway_machine::size::human;
 use spillway_plot::axis::Axis;
 use spillway_plot::cloud::Cloud;
@@ -14,9 +17,6 @@ use spillway_policy::trace::space_of;
 use super::loaded::Loaded;
 use super::regions::Regions;
 use crate::arguments::trace::{PlotArguments, PlotSubject};
-use crate::failure::Failure;
-use crate::output;
-use crate::output_file::OutputFile;
 
 /// Where the points are: from the left and the top, and how large their part of the picture is. All in pixels.
 const LEFT: f64 = 150.0;

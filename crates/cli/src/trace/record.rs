@@ -4,13 +4,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use spillway_console::failure::Failure;
 use spillway_machine::size::human;
 use spillway_policy::trace::Kind;
 use spillway_report::run::Ending;
 
 use crate::arguments::run::PrefetchChoice;
 use crate::arguments::trace::RecordArguments;
-use crate::failure::Failure;
 use crate::limits::TRACE_BYTES_MAX;
 use crate::run;
 use crate::run::recording::Recording;

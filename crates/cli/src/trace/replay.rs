@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use spillway_console::failure::Failure;
+use spillway_console::output;
 use spillway_machine::size::LocalBudget;
 use spillway_policy::prefetch::PageNumber;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
@@ -22,8 +24,6 @@ use spillway_policy::trace::space_of;
 use super::loaded::Loaded;
 use super::report::{PolicyReport, Report, RunsReport};
 use crate::arguments::trace::ReplayArguments;
-use crate::failure::Failure;
-use crate::output;
 
 /// Bytes of a page of a trace.
 const PAGE_BYTES: u64 = 4096;

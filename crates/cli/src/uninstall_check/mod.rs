@@ -4,8 +4,6 @@
 
 mod remains;
 
-use spillway_machine::cgroup::MemoryGroup;
-use spillway_sys::lease::PatientReader;
 use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -14,16 +12,20 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde::Serialize;
+use spillway_console::failure::Failure;
+use spillway_console::output;
+use spillway_control::mend;
+use spillway_control::registry::Registry;
 use spillway_fabric::plain_text::plain;
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_observe::status;
+use spillway_sys::lease::PatientReader;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::proc_text::{fields, strings};
 use spillway_sys::process::{status_of, user_of};
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
-use crate::failure::Failure;
-use crate::registry::Registry;
-use crate::{mend, output, status};
 
 /// How long files of processes are waited for, all together.
 const PATIENCE: Duration = Duration::from_millis(500);

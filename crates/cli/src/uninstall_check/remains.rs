@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use spillway_fabric::plain_text::plain;
-
-use crate::registry::Kind;
+use spillway_report::kind::Kind;
 
 /// One thing that is left; its JSON form is stable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -4,8 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use rustix::net::{AddressFamily, SocketType};
-
-use crate::failure::Failure;
+use spillway_console::failure::Failure;
 
 /// An address that no machine has (RFC 5737): the way to it is the default route.
 const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 7070);

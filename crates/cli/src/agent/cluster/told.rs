@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use spillway_console::log_writer::CHANGES;
 use tracing::Level;
-
-use crate::log_writer::CHANGES;
 
 /// Lines a minute: a cluster that starts, or is cut in two, is told of in full if it has so many machines.
 const LINES_MAX: u32 = 128;

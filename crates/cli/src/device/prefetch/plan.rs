@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spillway_console::failure::Failure;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::arguments::SwapOnArguments;
 use crate::arguments::run::PrefetchChoice;
-use crate::failure::Failure;
 
 /// Which pages come ahead from swap, and for which processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

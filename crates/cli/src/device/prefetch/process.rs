@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use spillway_console::failure::Failure;
 use spillway_device::prefetch::driver::{PrefetchError, Prefetching, Sampled, probe_sampled};
 use spillway_machine::swap_read_ahead;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
@@ -16,7 +17,6 @@ use spillway_sys::{own_files, paging_safety};
 
 use super::plan::PrefetchPlan;
 use super::subjects::MachineSubjects;
-use crate::failure::Failure;
 use crate::limits::PREFETCH_REPORT_INTERVAL;
 
 /// The file in a device's entry.
