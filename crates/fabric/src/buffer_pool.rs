@@ -62,7 +62,7 @@ impl BufferPool {
     }
 
     /// As [`BufferPool::over`], neither present nor locked: a page of it comes when it is touched. The kernel is not to
-    /// pin it as a whole ([`RingMemory::is_pinned`]).
+    /// pin it as a whole ([`BufferPool::is_present`]).
     pub fn as_used(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         Self::check_size(&memory, slot_count, slot_size_bytes)?;
         let pool = Self::cut(memory, slot_count, slot_size_bytes);
