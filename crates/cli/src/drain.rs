@@ -182,6 +182,7 @@ fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddre
     let means = |member: &&MemberReport| {
         member.name.as_deref() == Some(text)
             || member.address == text
+            || host_of(&member.address) == text
             || (text.len() >= limits::IDENTITY_CHARACTERS_MIN && identity(member))
     };
     let living = members.iter().filter(|member| !matches!(member.state.as_str(), "gone" | "left"));
@@ -207,6 +208,12 @@ fn named(view: Option<&ClusterReport>, text: &str) -> Result<(String, DonorAddre
     }
 }
 
+/// The host of HOST:PORT, without the brackets of an IPv6 address.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
 #[cfg(test)]
 mod tests {
     use spillway_control::test_support::temporary_registry;
@@ -221,9 +228,10 @@ mod tests {
         let twin = MemberReport { name: Some("node2".to_owned()), ..member(4, "draining", Some(1)) };
         let view = view(vec![member(0, "alive", Some(1)), other, member(2, "alive", Some(1)), gone, twin]);
         let found = |text: &str| named(Some(&view), text).map(|(_, address)| address.to_string());
-        for text in ["node1", "10.0.0.1:7070", "7f00aa7f"] {
+        for text in ["node1", "10.0.0.1:7070", "10.0.0.1", "7f00aa7f"] {
             assert_eq!(found(text).unwrap(), "10.0.0.1:7070", "{text}");
         }
+        assert_eq!(host_of("[fe80::1]:7070"), "fe80::1");
         assert!(found("7f").unwrap_err().to_string().contains("no machine '7f'"), "too short");
         let text = found("node2").unwrap_err().to_string();
         assert!(text.contains("several") && text.contains("10.0.0.4:7070"), "{text}");

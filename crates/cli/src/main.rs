@@ -41,6 +41,7 @@ mod uninstall_check;
 
 use std::process::ExitCode;
 
+use serde_json::json;
 use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use spillway_console::{log_writer, output, say};
 use spillway_control::{mender, sandbox};
@@ -95,14 +96,21 @@ fn with_stack() -> ExitCode {
         say!("spillway: dumps of this process, which has keys and pages of programs, cannot be forbidden: {error}");
     }
     log_writer::start();
-    match execute(Arguments::read().command, io_flusher) {
+    let Arguments { command, wants_json } = Arguments::read();
+    match execute(command, io_flusher) {
         Ok(ending) => end(ending),
         Err(failure) => {
             let failed = output::shown(&failure.to_string());
             let prefix = log_writer::prefix(tracing::Level::ERROR);
             say!("{prefix}spillway: {failed}");
-            for cause in causes::of(&failed) {
+            let causes = causes::of(&failed);
+            for cause in &causes {
                 say!("{prefix}  {cause}");
+            }
+            if wants_json {
+                let report = json!({"error": failed, "causes": causes, "exit_status": failure.exit_status()});
+                // Where standard output is closed, the text is there.
+                let _ = output::json(&report);
             }
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);

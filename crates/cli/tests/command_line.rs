@@ -49,6 +49,16 @@ fn assert_fails(arguments: &[&str], status: i32, expected: &[&str]) {
 }
 
 #[test]
+fn a_failure_is_json_where_json_is_asked_for() {
+    let said = mistake(&["drain", "nosuch", "--json"]);
+    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+    let told: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
+    assert!(told["error"].as_str().unwrap().contains("no machine 'nosuch'"), "{told}");
+    assert_eq!(told["exit_status"], 1);
+    assert!(said.errors.contains("no machine 'nosuch'"), "people see it, too");
+}
+
+#[test]
 fn nonsense_is_a_usage_error_with_an_example() {
     assert_fails(&["run", "--local", "much", "--", "true"], 2, &["'much' is not a size", "512M"]);
     assert_fails(&["run", "--local", "150%", "--", "true"], 2, &["50%"]);

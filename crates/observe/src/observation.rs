@@ -78,6 +78,22 @@ impl Observation {
     }
 }
 
+impl Observation {
+    /// A line for each thing that does not run, or whose volume is not well; none for the dead, which `doctor` finds.
+    pub fn complaints(&self) -> Vec<String> {
+        let complaint = |thing: &Thing| {
+            let what = format!("{} '{}'", thing.kind.word(), thing.name);
+            match thing.volume() {
+                _ if thing.state == "dead" => None,
+                _ if thing.state != "running" => Some(format!("{what}: {}", thing.state)),
+                Some(volume) if !is_well(volume) => Some(format!("{what}: {}", volume.health)),
+                _ => None,
+            }
+        };
+        self.things.iter().filter_map(complaint).collect()
+    }
+}
+
 impl From<Item> for Thing {
     fn from(item: Item) -> Self {
         // A warning tells of what cannot be read.
@@ -176,6 +192,19 @@ mod tests {
         let agent = Thing::of_agent(AgentReport { donor, ..AgentReport::default() });
         assert_eq!(agent.donor().unwrap().lent_bytes, 5 << 20);
         assert!(Thing::of_agent(AgentReport::default()).donor().is_none());
+    }
+
+    #[test]
+    fn what_is_silent_or_not_well_is_complained_of() {
+        let well = examples::device("swap", 7);
+        let mut things = vec![well.clone(), well.clone(), well];
+        things[1].state = "silent".to_owned();
+        things[2].state = "dead".to_owned();
+        let mut observation = Observation { memory: None, things };
+        assert_eq!(observation.complaints(), ["device 'swap': silent"]);
+        let Report::Device(report) = &mut observation.things[0].report else { panic!("no device") };
+        report.device.health = "3 pages are lost".to_owned();
+        assert_eq!(observation.complaints()[0], "device 'swap': 3 pages are lost");
     }
 
     #[test]

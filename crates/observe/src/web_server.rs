@@ -36,6 +36,19 @@ pub struct Content {
     pub kind: &'static str,
     /// All of it.
     pub(crate) text: Cow<'static, str>,
+    /// It says that this machine does not serve as it should (503).
+    pub(crate) is_unavailable: bool,
+}
+
+/// Where load balancers and container engines ask whether all is well.
+pub const HEALTH_PATH: &str = "/healthz";
+
+impl Content {
+    /// The answer at [`HEALTH_PATH`]: `ok`, or a line for each thing that is not well.
+    pub fn health(complaints: &[String]) -> Self {
+        let text = if complaints.is_empty() { "ok".to_owned() } else { complaints.join("\n") };
+        Self { kind: "text/plain", text: Cow::Owned(text + "\n"), is_unavailable: !complaints.is_empty() }
+    }
 }
 
 /// A request that makes sense.
@@ -283,7 +296,9 @@ fn answer(head: Option<&str>, is_local: bool, content: &mut Answerer<'_>) -> Str
         return response("405 Method Not Allowed", "text/plain", "only GET\n", true);
     }
     match content(&Request { path, host: header(head, "host"), is_local }) {
-        Ok(Content { kind, text }) => response("200 OK", kind, &text, has_body),
+        Ok(Content { kind, text, is_unavailable }) => {
+            response(if is_unavailable { "503 Service Unavailable" } else { "200 OK" }, kind, &text, has_body)
+        }
         Err(line) => response("404 Not Found", "text/plain", &format!("{line}\n"), has_body),
     }
 }
@@ -316,7 +331,7 @@ mod tests {
     /// A server that has one text.
     fn one_text(request: &Request<'_>) -> Result<Content, String> {
         match request.path {
-            "/metrics" => Ok(Content { kind: "text/plain", text: Cow::Borrowed("x 1\n") }),
+            "/metrics" => Ok(Content { kind: "text/plain", text: Cow::Borrowed("x 1\n"), is_unavailable: false }),
             _ => Err("metrics are at /metrics".to_owned()),
         }
     }

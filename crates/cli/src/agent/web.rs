@@ -16,7 +16,7 @@ use spillway_observe::metrics::{self, Metrics};
 use spillway_observe::observation::{Observation, Thing};
 use spillway_observe::page::model::PageModel;
 use spillway_observe::page::{self, Part};
-use spillway_observe::web_server::{Clients, Content, Request, WebServer};
+use spillway_observe::web_server::{Clients, Content, HEALTH_PATH, Request, WebServer};
 use spillway_report::cluster::MemberReport;
 use spillway_report::donor::AgentReport;
 use spillway_report::kind::Kind;
@@ -144,6 +144,9 @@ impl<'a> Answers<'a> {
         if request.path == metrics::PATH {
             return Ok(self.metrics.scrape(&self.observe()));
         }
+        if request.path == HEALTH_PATH {
+            return Ok(Content::health(&self.observe().complaints()));
+        }
         let Some(part) = page::part(request.path) else { return Err(self.signpost()) };
         if !self.web.has_page {
             return Err(self.signpost());
@@ -163,7 +166,7 @@ impl<'a> Answers<'a> {
 
     fn signpost(&self) -> String {
         let page = if self.web.has_page { "the page is at /" } else { "the page is off: [metrics] page = true" };
-        format!("metrics are at {}; {page}", metrics::PATH)
+        format!("metrics are at {}, and whether all is well at {HEALTH_PATH}; {page}", metrics::PATH)
     }
 
     fn look(&mut self) {
@@ -245,6 +248,9 @@ mod tests {
         assert!(ask(&on, "/metrics", Some("evil.example")).is_err(), "as the page");
         assert!(ask(&off, "/metrics", Some("localhost:7071")).is_ok() && ask(&off, "/metrics", None).is_ok());
         assert!(ask_from(&on, "/metrics", Some("node1:7071"), false).is_ok(), "Prometheus on another machine");
+        let health =
+            Answers::new(&off, &registry, &agent).content(&Request { path: "/healthz", host: None, is_local: true });
+        assert_eq!(health, Ok(Content::health(&[])));
         assert!(ask(&on, "/x", None).unwrap_err().contains("the page is at /"));
     }
 }

@@ -13,7 +13,7 @@ mod variables;
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use spillway_console::output::OutputArguments;
 use spillway_console::say;
 use spillway_control::sandbox::SandboxChoice;
@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// The user wants JSON, also of a failure.
+    #[arg(skip)]
+    pub(crate) wants_json: bool,
 }
 
 impl Arguments {
@@ -50,8 +53,15 @@ impl Arguments {
         for warning in variables::warnings(&command, &matches) {
             say!("spillway: {warning}");
         }
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let arguments = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        Self { wants_json: wants_json(&matches), ..arguments }
     }
+}
+
+/// Whether `--json` was given, to whatever subcommand has it.
+fn wants_json(matches: &ArgMatches) -> bool {
+    matches.try_get_one("json").is_ok_and(|given| given == Some(&true))
+        || matches.subcommand().is_some_and(|(_, matches)| wants_json(matches))
 }
 
 /// The subcommands.

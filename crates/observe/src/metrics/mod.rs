@@ -38,7 +38,7 @@ impl Metrics {
         // A part of a thing, such as a session, has the thing's name before its own.
         let is_of_silent = |source: &str| silent.iter().any(|thing| source.starts_with(thing.as_str()));
         let text = exposition::text(self.ledger.absorb(samples::samples(observation), &is_of_silent));
-        Content { kind: exposition::CONTENT_TYPE, text: Cow::Owned(text) }
+        Content { kind: exposition::CONTENT_TYPE, text: Cow::Owned(text), is_unavailable: false }
     }
 }
 

@@ -51,13 +51,13 @@ pub fn part(path: &str) -> Option<Part> {
 impl Asset {
     /// As an answer.
     pub fn content(&self) -> Content {
-        Content { kind: self.kind, text: Cow::Borrowed(self.text) }
+        Content { kind: self.kind, text: Cow::Borrowed(self.text), is_unavailable: false }
     }
 }
 
 /// The figures as an answer.
 pub fn data(json: String) -> Content {
-    Content { kind: "application/json", text: Cow::Owned(json) }
+    Content { kind: "application/json", text: Cow::Owned(json), is_unavailable: false }
 }
 
 #[cfg(test)]
