@@ -434,5 +434,6 @@ fn files_that_are_no_traces_are_told() {
     assert_fails(&["trace", "replay", "--policy", "magic", path], 2, &["'magic' is no policy", "leap-published"]);
     assert_fails(&["trace", "replay", "--local", "0%", path], 2, &["50%"]);
     assert_fails(&["trace", "plot", "--output", path, path], 2, &["overwrite the trace"]);
+    assert_fails(&["trace", "plot", "--output", "x.png", path], 2, &["SVG, not png"]);
     assert_fails(&["trace", "plot", "--of", "nothing", path], 2, &["distances"]);
 }

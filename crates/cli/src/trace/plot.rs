@@ -39,16 +39,16 @@ pub(crate) fn execute(arguments: &PlotArguments) -> Result<(), Failure> {
     if arguments.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Failure::usage("the picture would go to the terminal; name a file: --output trace.svg"));
     }
+    let canonical = arguments.output.as_ref().and_then(|path| path.canonicalize().ok());
+    if canonical.is_some() && canonical == arguments.file.canonicalize().ok() {
+        return Err(Failure::usage("the picture would overwrite the trace; name another file with --output"));
+    }
     let ending = arguments.output.as_ref().and_then(|path| path.extension());
     if let Some(ending) = ending.filter(|ending| !ending.eq_ignore_ascii_case("svg")) {
         let ending = ending.display();
         return Err(Failure::usage(format!(
             "the picture is SVG, not {ending}; name the file with .svg, and convert it"
         )));
-    }
-    let canonical = arguments.output.as_ref().and_then(|path| path.canonicalize().ok());
-    if canonical.is_some() && canonical == arguments.file.canonicalize().ok() {
-        return Err(Failure::usage("the picture would overwrite the trace; name another file with --output"));
     }
     let loaded = Loaded::read(&arguments.file)?;
     let picture = match arguments.of {
