@@ -27,8 +27,7 @@ fn measure(pages: usize) -> io::Result<f64> {
     let bytes = batches * BATCH_PAGES * page_bytes;
     let file = Memfd::create("spillway-bench-slab", bytes as u64)?;
     file.preallocate(0, bytes as u64)?;
-    let slab = Mapping::anonymous(bytes)?;
-    slab.attach(0, &file, bytes)?;
+    let slab = Mapping::shared_present(&file, bytes)?;
     let start = Instant::now();
     for batch in 0..batches {
         leaving.take(batch * BATCH_PAGES, GROUP_PAGES, &buffer)?;

@@ -1,7 +1,7 @@
 //! The `spillway` command: reads the command line and hands over.
 //!
 //! In reading order:
-//! - [`arguments`]: the command line.
+//! - [`arguments`]: the command line; [`causes`]: limits behind an error of the kernel.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
 //! - [`device_command`]: block devices; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
@@ -17,6 +17,7 @@ mod agent;
 mod arguments;
 mod budget;
 mod callers_preload;
+mod causes;
 mod cluster_command;
 #[cfg(test)]
 mod decoders_tests;
@@ -46,12 +47,27 @@ use spillway_device_process::{keeper, prefetch, serve};
 use spillway_machine::interruption;
 use spillway_observe::{refill, status, top};
 use spillway_report::run::Ending;
+use spillway_sys::callers_limits;
 use spillway_sys::core_dumps::CoreDumps;
 
 use crate::arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
     callers_preload::leave();
+    // What becomes the program has no use for more.
+    if std::env::args_os().nth(1).is_none_or(|command| command != "become-program") {
+        callers_limits::raise();
+    }
+    if let Some(why) = causes::too_little_stack() {
+        say!("spillway: {why}");
+        return ExitCode::from(EXIT_FAILED);
+    }
+    with_stack()
+}
+
+/// All that needs more stack than a page or two.
+#[inline(never)]
+fn with_stack() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     if let Err(error) = if serves_pages { sandbox::bound_rights_of_server() } else { Ok(()) } {
@@ -83,7 +99,11 @@ fn main() -> ExitCode {
         Ok(ending) => end(ending),
         Err(failure) => {
             let failed = output::shown(&failure.to_string());
-            say!("{}spillway: {failed}", log_writer::prefix(tracing::Level::ERROR));
+            let prefix = log_writer::prefix(tracing::Level::ERROR);
+            say!("{prefix}spillway: {failed}");
+            for cause in causes::of(&failed) {
+                say!("{prefix}  {cause}");
+            }
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);
             }

@@ -3,7 +3,7 @@
 //! Nothing here shows anything but progress and notes, and nothing serves pages.
 //!
 //! - [`registry`]: what of ours runs on this machine; [`status_socket`]: what it is asked, and answers.
-//!   [`device_record`]: what a device tells those that come after it.
+//!   `library_place`: what paged programs load. [`device_record`]: what a device tells those that come after it.
 //! - [`take_down`]: the way out of a run, also of one that died; [`mend`]: what is left of the dead; [`mender`]: a
 //!   process that waits to do that.
 //! - [`storage_arguments`]: where pages go, as a user says it; [`as_typed`]: settings written as a user types them.
@@ -23,6 +23,7 @@ pub mod cluster_donors;
 mod decoders_tests;
 pub mod device_record;
 pub mod donor_change;
+mod library_place;
 pub mod limits;
 pub mod mend;
 pub mod mender;

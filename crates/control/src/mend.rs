@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -21,11 +22,13 @@ use spillway_machine::swap_area;
 use spillway_machine::swap_read_ahead::ReadAheadAside;
 use spillway_machine::waiting::wait_until;
 use spillway_report::kind::Kind;
+use spillway_sys::lease::PatientReader;
 use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_sys::proc_text::strings;
 
 use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
 use crate::limits;
-use crate::registry::{Found, Registry};
+use crate::registry::{Found, ROOTS_DIRECTORY, Registry};
 use crate::take_down::{RunLeftovers, stop_device_process, take_down};
 
 /// Everything of ours whose owner is dead, in words.
@@ -169,19 +172,34 @@ fn mend(registry: &Registry, found: &Found) -> Vec<String> {
         Kind::Device => mend_device(registry, found).err().into_iter().collect(),
         Kind::Donor | Kind::Agent => Vec::new(),
     };
-    errors.extend(remove_group(found).err());
+    errors.extend(remove_group(registry, found).err());
     errors
 }
 
-/// The group of a dead process has the name of its entry.
-fn remove_group(found: &Found) -> Result<(), String> {
+/// The group of a dead process has the name of its entry, as has that of a living one in another directory of what
+/// runs.
+fn remove_group(registry: &Registry, found: &Found) -> Result<(), String> {
     let name = found.path.file_name().and_then(OsStr::to_str);
     let (Some(name), Some(hierarchy)) = (name, Hierarchy::detect()) else { return Ok(()) };
     let group = MemoryGroup::existing(&hierarchy, name);
+    if found.kind != Kind::Run && group.processes().into_iter().any(|process| is_of_another(registry, process)) {
+        return Err(format!(
+            "the memory group {} has processes of another directory of what runs",
+            group.path().display()
+        ));
+    }
     group.release_to(&hierarchy.root);
     group
         .remove(Instant::now() + limits::GIVE_UP_DEADLINE)
         .map_err(|error| format!("{}: {error}", group.path().display()))
+}
+
+/// Whether a process of ours uses another directory of what runs.
+fn is_of_another(registry: &Registry, process: u32) -> bool {
+    let environment = PatientReader::new(limits::GIVE_UP_DEADLINE).read(format!("/proc/{process}/environ"));
+    let Ok(environment) = environment else { return false };
+    let named = strings::variable(&environment, "SPILLWAY_RUNTIME_DIRECTORY").map(OsStr::from_bytes);
+    !registry.is_at(named.map_or(Path::new(ROOTS_DIRECTORY), Path::new))
 }
 
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
@@ -266,6 +284,23 @@ mod tests {
         }
         assert!(dead.iter().all(|path| !path.exists()));
         assert!(living.path().exists());
+    }
+
+    #[test]
+    fn a_process_says_which_directory_it_uses() {
+        let (directory, registry) = temporary_registry();
+        let start = |root: &Path| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").env("SPILLWAY_RUNTIME_DIRECTORY", root).spawn().unwrap()
+        };
+        let [mut own, mut other] = ["registry", "."].map(|root| start(&directory.path().join(root)));
+        let deadline = Instant::now() + limits::GIVE_UP_DEADLINE;
+        assert!(wait_until(deadline, || !is_of_another(&registry, own.id()) && is_of_another(&registry, other.id())));
+        for child in [&mut own, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(!is_of_another(&registry, u32::MAX), "no such process");
     }
 
     #[test]

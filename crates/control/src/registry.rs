@@ -17,6 +17,7 @@ use spillway_machine::process::ProcessIdentity;
 use spillway_report::kind::Kind;
 use spillway_sys::own_files::{self, PlaceError};
 
+use crate::library_place;
 use crate::limits;
 
 /// Why an entry could not be made or read.
@@ -148,13 +149,16 @@ pub fn check_name(name: &str) -> Result<(), RegistryError> {
     Ok(())
 }
 
+/// Where what runs of root's is, if no variable names another place.
+pub(crate) const ROOTS_DIRECTORY: &str = "/run/spillway";
+
 fn default_root() -> PathBuf {
     if let Some(root) = std::env::var_os("SPILLWAY_RUNTIME_DIRECTORY") {
         return root.into();
     }
     let user = rustix::process::geteuid();
     if user.is_root() {
-        return "/run/spillway".into();
+        return ROOTS_DIRECTORY.into();
     }
     user_root(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), user.as_raw())
 }
@@ -169,22 +173,9 @@ fn user_root(runtime: Option<PathBuf>, user: u32) -> PathBuf {
     }
 }
 
-/// Why programs cannot load a library from there, if they cannot.
+/// Why programs cannot load a library of a run of this user's, if they cannot.
 pub(crate) fn library_obstacle() -> Option<String> {
-    obstacle_of(&default_root())
-}
-
-fn obstacle_of(root: &Path) -> Option<String> {
-    let place = root.display();
-    // The dynamic loader knows no way to write these (ld.so(8)).
-    if root.as_os_str().as_encoded_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
-        return Some(format!(
-            "{place} has a space or a colon in its name, which end the name of a library in LD_PRELOAD"
-        ));
-    }
-    let existing = root.ancestors().find(|directory| directory.is_dir())?;
-    let is_noexec = rustix::fs::statvfs(existing).ok()?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
-    is_noexec.then(|| format!("{place} is mounted noexec, so no program can load the pager's library from it"))
+    library_place::obstacle(&default_root())
 }
 
 fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
@@ -206,6 +197,12 @@ impl Registry {
     pub fn open_existing() -> Result<Option<Self>, RegistryError> {
         let root = default_root();
         if root.exists() { Self::at(root).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether `directory` is this one, by whatever path.
+    pub(crate) fn is_at(&self, directory: &Path) -> bool {
+        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        identity(&self.root).is_some_and(|own| identity(directory) == Some(own))
     }
 
     /// One at `root`, made if it does not exist.
@@ -275,11 +272,18 @@ impl Registry {
         Ok(path)
     }
 
-    /// Removes it.
+    /// Makes the directory for the library of run `name`, whose programs' directory is there; often the same.
+    pub fn make_library_directory(&self, name: &str) -> Result<PathBuf, RegistryError> {
+        let other = library_place::make(&self.root, name).map_err(system(&self.root))?;
+        Ok(other.unwrap_or_else(|| self.programs_path(name)))
+    }
+
+    /// Removes both.
     pub(crate) fn remove_programs_directory(&self, name: &str) {
         // It is not there for runs by the swap device; what cannot be removed now is made anew by the next run of
         // that name.
         let _ = fs::remove_dir_all(self.programs_path(name));
+        library_place::remove(&self.root, name);
     }
 
     /// Makes an entry of this process. A dead owner's entry of that name must have been mended before.
@@ -346,15 +350,6 @@ mod tests {
     use crate::test_support::temporary_registry;
 
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1, pid_namespace: 0 };
-
-    #[test]
-    fn names_that_end_a_librarys_are_obstacles() {
-        for name in ["/run/user x/spillway", "/run/a:b", "/run/a\tb"] {
-            assert!(obstacle_of(Path::new(name)).is_some_and(|why| why.contains("space or a colon")), "{name}");
-        }
-        let place = tempfile::tempdir().unwrap();
-        assert_eq!(obstacle_of(&place.path().join("not/yet")), None);
-    }
 
     #[test]
     fn entries_that_go_while_others_look_for_remains_are_no_remains() {

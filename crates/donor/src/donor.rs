@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::{boot_id, random_bytes};
+use spillway_fabric::limits::SILENCE_DEADLINE;
 use spillway_fabric::rdma::LentRegions;
 use spillway_fabric::tcp::{Shares, Traffic, Weights};
 use spillway_fabric::units::DonorId;
@@ -189,20 +190,14 @@ impl Drop for Donor {
     }
 }
 
-/// At once: borrowers that do not read what they are sent cost one deadline together.
+/// Borrowers that do not read what they are sent cost one deadline together. No thread is started for it: a process at
+/// its limit of memory could not.
 fn say_goodbye_to_all(sessions: &[Arc<Session>]) {
-    let say_goodbye = |session: &Session| {
-        session.say_goodbye("the donor stops");
+    let end = Instant::now() + SILENCE_DEADLINE;
+    for session in sessions {
+        session.say_goodbye("the donor stops", end.saturating_duration_since(Instant::now()));
         session.end();
-    };
-    thread::scope(|scope| {
-        for session in sessions {
-            let thread = thread::Builder::new().name("donor-goodbye".to_owned());
-            if thread.spawn_scoped(scope, move || say_goodbye(session)).is_err() {
-                say_goodbye(session);
-            }
-        }
-    });
+    }
 }
 
 fn listen(config: &DonorConfig) -> Result<Vec<Arc<Listener>>, DonorError> {

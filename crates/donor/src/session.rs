@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::time::Duration;
 
 use spillway_fabric::control::ControlSender;
 use spillway_fabric::control::message::Message;
@@ -122,8 +123,9 @@ impl Session {
     }
 
     /// Says that the session ends.
-    pub(crate) fn say_goodbye(&self, reason: &str) {
-        self.send(&Message::Goodbye { reason: reason.to_owned() });
+    pub(crate) fn say_goodbye(&self, reason: &str, patience: Duration) {
+        // A borrower that does not get it notices the closed socket.
+        let _ = self.sender.clone().with_patience(patience).send(&Message::Goodbye { reason: reason.to_owned() }, None);
     }
 
     /// Data connections stop, and the control thread leaves.

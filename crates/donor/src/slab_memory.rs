@@ -42,9 +42,7 @@ impl SlabMemory {
             file.preallocate(start, size_bytes.min(start + PREPARE_STEP_BYTES as u64) - start)?;
             pause();
         }
-        let mapping = Mapping::anonymous(length)?;
-        // Replaces the range by the file and maps all of its pages at once.
-        mapping.attach(0, &file, length)?;
+        let mapping = Mapping::shared_present(&file, length)?;
         // Without the privilege the slab is lent all the same, and counted.
         let is_locked = mapping.lock().is_ok();
         Ok(Self { file, mapping, is_locked })

@@ -18,13 +18,14 @@ pub struct BufferPool {
     slot_size_bytes: u32,
     slot_count: u32,
     has_twins: bool,
+    is_present: bool,
 }
 
 impl BufferPool {
     /// `slot_count` slots of `slot_size_bytes` (a multiple of the page size), present and locked.
     pub fn new(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         let length = Self::length_bytes(slot_count, slot_size_bytes)?;
-        Ok(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes))
+        Ok(Arc::new(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes)))
     }
 
     /// As [`BufferPool::new`], present and not locked: for processes that serve single programs and not the whole
@@ -43,21 +44,29 @@ impl BufferPool {
         let memory = Mapping::anonymous(Self::length_bytes(2 * slot_count, slot_size_bytes)?)?;
         memory.zero(0, memory.length());
         let (slot_size_bytes, slot_count) = (slot_size_bytes as u32, slot_count as u32);
-        Ok(Arc::new(Self { memory, slot_size_bytes, slot_count, has_twins: true }))
+        Ok(Arc::new(Self { memory, slot_size_bytes, slot_count, has_twins: true, is_present: true }))
     }
 
     /// As [`BufferPool::unlocked`], in memory that the caller has mapped, of exactly the pool's size.
     pub fn unlocked_over(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         Self::check_size(&memory, slot_count, slot_size_bytes)?;
         memory.zero(0, memory.length());
-        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+        Ok(Arc::new(Self::cut(memory, slot_count, slot_size_bytes)))
     }
 
     /// As [`BufferPool::new`], in memory that the caller has mapped, of exactly the pool's size, and that this locks.
     pub fn over(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         Self::check_size(&memory, slot_count, slot_size_bytes)?;
         memory.lock()?;
-        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+        Ok(Arc::new(Self::cut(memory, slot_count, slot_size_bytes)))
+    }
+
+    /// As [`BufferPool::over`], neither present nor locked: a page of it comes when it is touched. The kernel is not to
+    /// pin it as a whole ([`BufferPool::is_present`]).
+    pub fn as_used(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        Self::check_size(&memory, slot_count, slot_size_bytes)?;
+        let pool = Self::cut(memory, slot_count, slot_size_bytes);
+        Ok(Arc::new(Self { is_present: false, ..pool }))
     }
 
     fn check_size(memory: &Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<()> {
@@ -67,13 +76,19 @@ impl BufferPool {
         Ok(())
     }
 
-    fn cut(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> Arc<Self> {
-        Arc::new(Self {
+    fn cut(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> Self {
+        Self {
             memory,
             slot_size_bytes: slot_size_bytes as u32,
             slot_count: slot_count as u32,
             has_twins: false,
-        })
+            is_present: true,
+        }
+    }
+
+    /// Whether all of its memory is present.
+    pub fn is_present(&self) -> bool {
+        self.is_present
     }
 
     fn length_bytes(slot_count: usize, slot_size_bytes: usize) -> io::Result<usize> {

@@ -16,6 +16,7 @@
 //! Beside the path:
 //! - [`mappings::events`]: changes of mappings whose order is not known yet.
 //! - [`fork`]: forks that the kernel does not tell of.
+//! - `held_up`: programs that let the pager wait.
 //! - [`huge_pages`]: given back to programs where all pages of a block are there again.
 //! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one
 //!   program's memory.
@@ -31,6 +32,7 @@ pub mod error;
 pub mod evict;
 pub mod fault;
 pub mod fork;
+mod held_up;
 pub mod huge_pages;
 pub mod limits;
 pub mod mappings;

@@ -242,6 +242,15 @@ pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 /// others do not wait for it.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
+/// A greeting that takes so long may have been stopped, and gives way where all places are taken: fifty times what one
+/// takes.
+pub const GREETING_SLOW: Duration = Duration::from_millis(250);
+
+/// Threads of a pager that stops end within so long; one that a program lets wait in the kernel is left behind then.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+pub const STOP_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills
 /// in place between two readings of messages, so that it never waits for the next look.
 pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
@@ -375,8 +384,8 @@ pub const GREETINGS_OF_USER_MAX: usize = 16;
 /// Hellos of programs that do not wait which are read in one turn, beside all else that the thread does.
 pub const NOTES_MAX: usize = 64;
 
-/// Programs whose greeting is under way at a time; others wait to be accepted.
-pub const GREETINGS_MAX: usize = 64;
+/// Programs whose greeting is under way at a time; others wait to be accepted, or take the place of one that is slow.
+pub const GREETINGS_MAX: usize = 256;
 
 /// Bytes of the stub's library that a program may name; it has 70 KiB.
 pub const LIBRARY_BYTES_MAX: u64 = 1 << 20;

@@ -36,7 +36,7 @@ use crate::fault::pool::FaultPool;
 use crate::fault::recording::FaultRecording;
 use crate::limits::{
     BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
-    fault_threads,
+    STOP_INTERVAL, STOP_PATIENCE, fault_threads,
 };
 use crate::mappings::maps;
 use crate::mappings::staying_kinds::SharedMemoryKinds;
@@ -122,7 +122,7 @@ impl Pager {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let fault_threads = config.fault_threads.unwrap_or_else(|| fault_threads(cpus));
         let pools = make_pools(fault_threads, &pool).map_err(system())?;
-        let state = DeviceState::open(DeviceState::memory(&config.volume)?, &config.volume)?;
+        let state = DeviceState::as_used(&config.volume)?;
         let metrics = Arc::new(Metrics::default());
         let (mut engines, remote) = RunningVolume::start(
             &config.volume,
@@ -238,6 +238,7 @@ impl Pager {
 
     /// What was done so far.
     pub fn statistics(&self) -> PagerStatistics {
+        self.shared.tell_of_look(Instant::now());
         self.shared.report()
     }
 
@@ -274,9 +275,18 @@ impl Pager {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         let bells = [&self.shared.faults, &self.shared.eviction, &self.shared.survey];
         bells.into_iter().chain(self.shared.fault_pool.bells()).for_each(Bell::signal);
+        let end = Instant::now() + STOP_PATIENCE;
         for thread in self.threads.drain(..) {
-            // A panic inside it is caught and told there.
-            let _ = thread.join();
+            while !thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(STOP_INTERVAL);
+            }
+            if thread.is_finished() {
+                // A panic inside it is caught and told there.
+                let _ = thread.join();
+            } else {
+                self.shared.tell_of_look(Instant::now());
+                tracing::error!("a thread of the pager still waits for a program, and is left behind");
+            }
         }
         if let Some(mut remote) = self.remote.take() {
             remote.stop();

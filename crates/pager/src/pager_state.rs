@@ -25,6 +25,7 @@ use crate::budget::Budget;
 use crate::fault::pool::FaultPool;
 use crate::fault::recording::FaultRecording;
 use crate::fork::reservations::ForkReservations;
+use crate::held_up::{self, LookClock};
 use crate::huge_pages::blocks::HugeBlocks;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
@@ -62,6 +63,8 @@ pub struct PagerState {
     waits_for_room: AtomicBool,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
     pub survey: Bell,
+    /// Since when the survey looks.
+    pub look_clock: LookClock,
     /// All threads are to end.
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
@@ -100,6 +103,7 @@ impl PagerState {
             eviction: Bell::new()?,
             waits_for_room: AtomicBool::new(false),
             survey: Bell::new()?,
+            look_clock: LookClock::default(),
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
             complaints: Mutex::default(),
@@ -285,6 +289,14 @@ impl PagerState {
         }
         drop(failures);
         self.complain(&text);
+    }
+
+    /// Tells of a look at the programs that does not end.
+    pub fn tell_of_look(&self, now: Instant) {
+        let numbers = self.spaces().into_iter().map(|space| space.process.load(Ordering::Relaxed));
+        if let Some(told) = held_up::told(&self.look_clock, numbers, now) {
+            self.fail(told);
+        }
     }
 
     /// Says now and then what processes cause that are maybe not of this run. Strangers can do that as often as they

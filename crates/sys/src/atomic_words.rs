@@ -38,6 +38,11 @@ impl AtomicWords {
         mapping.lock()?;
         Ok(Self { mapping, count })
     }
+
+    /// The same, whose pages come when they are touched.
+    pub fn shared_as_used(file: &Memfd, count: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::shared(file, mapped_bytes(count))?, count })
+    }
 }
 
 /// Bytes of the whole pages that hold `count` words; never none.

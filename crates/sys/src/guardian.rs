@@ -22,7 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 use crate::memfd::Memfd;
 use crate::shared_futex;
-use search::MappedFile;
+use search::{Held, LOOK_BYTES, Look, MappedFile};
 pub use successor::Successor;
 
 /// How long the guardian waits for the end of one program that it killed. One in an uninterruptible wait ends later,
@@ -64,11 +64,12 @@ impl Guardian {
     }
 
     fn start_with(programs_max: usize, users: Option<MappedFile>, successor: Option<Successor>) -> io::Result<Self> {
-        let length = (programs_max * size_of::<u32>()).next_multiple_of(PAGE_SIZE_BYTES).max(PAGE_SIZE_BYTES);
+        let look_offset = programs_max * size_of::<u32>();
+        let length = (look_offset + LOOK_BYTES).next_multiple_of(PAGE_SIZE_BYTES);
         let file = Memfd::create("spillway-guardian", length as u64)?;
         let table = Mapping::shared(&file, length)?;
         let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-        let programs = Programs { table, listed_max: programs_max, users, successor };
+        let programs = Programs { table, listed_max: programs_max, look_offset, users, successor };
         let (process, descriptor) = clone_with_descriptors(&programs, &parent)?;
         let listed = Mutex::new((0..programs_max).map(|_| None).collect());
         Ok(Self { programs, listed, descriptor, process, parent })
@@ -135,6 +136,8 @@ impl Drop for Guardian {
 struct Programs {
     table: Mapping,
     listed_max: usize,
+    /// Behind the list.
+    look_offset: usize,
     users: Option<MappedFile>,
     successor: Option<Successor>,
 }
@@ -154,15 +157,22 @@ impl Programs {
             // SAFETY: a signal to the process that the descriptor is of; fails when it has ended.
             unsafe { libc::syscall(libc::SYS_pidfd_send_signal, program, libc::SIGKILL, 0, 0) };
         }
+        if let Some(users) = &self.users {
+            self.kill_users(users);
+        }
+        for program in self.listed() {
+            wait_for_end(program, END_PATIENCE_MS);
+        }
+    }
+
+    fn kill_users(&self, users: &MappedFile) {
+        let (look, mut held) = (Look::new(&self.table, self.look_offset), Held::none());
         for _ in 0..SEARCHES_MAX {
-            if !self.users.as_ref().is_some_and(MappedFile::kill_users) {
+            if !users.kill_users(look, &mut held) {
                 break;
             }
             // SAFETY: waits a millisecond for nothing.
             unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
-        }
-        for program in self.listed() {
-            wait_for_end(program, END_PATIENCE_MS);
         }
     }
 }

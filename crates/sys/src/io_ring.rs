@@ -22,6 +22,11 @@ use crate::mapping::Mapping;
 pub trait RingMemory: Send + Sync {
     /// The mapping, the same one each time.
     fn mapping(&self) -> &Mapping;
+
+    /// Whether the kernel may pin all of it, which makes all of its pages present.
+    fn is_pinned(&self) -> bool {
+        true
+    }
 }
 
 /// Longest memory that the kernel registers as one buffer.
@@ -97,7 +102,7 @@ impl IoRing {
         let entries = u32::try_from(slot_count).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ring = IoUring::new(entries).map_err(explain)?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        let registered = register(&ring, memory.mapping());
+        let registered = memory.is_pinned() && register(&ring, memory.mapping());
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Ok(Self {
             ring,

@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// `F_SETOWN_EX`, `F_SETSIG`, `F_OWNER_TID` and `struct f_owner_ex` of `linux/fcntl.h`.
 const SET_OWNER: i32 = 15;
@@ -20,6 +21,9 @@ struct Owner {
     kind: i32,
     number: i32,
 }
+
+/// What a [`PatientReader`] waits for each file when its time is over: a file that is not held takes less.
+const LAST_PATIENCE: Duration = Duration::from_millis(5);
 
 /// By which the kernel says that a file is being opened: no program is ended by this one.
 const SIGNAL: i32 = libc::SIGURG;
@@ -73,6 +77,49 @@ pub fn read_unless_leased(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     open_unless_leased(path)?.read_to_end(&mut text)?;
     Ok(text)
+}
+
+/// Reads files of processes in `/proc` that a process can let every reader wait for. It holds the lock of its own
+/// memory while it waits for a file system of its own (FUSE): `cmdline`, `environ`, `maps` and `smaps` need that lock.
+/// Or it holds the lock of its becoming another program, which `exe` and `stat` need.
+///
+/// All files together are waited for as long as [`PatientReader::new`] says. A thread that still waits then is left
+/// behind; it ends with this process.
+#[derive(Debug)]
+pub struct PatientReader {
+    end: Instant,
+}
+
+impl PatientReader {
+    /// One that waits for `patience` at most.
+    pub fn new(patience: Duration) -> Self {
+        Self { end: Instant::now() + patience }
+    }
+
+    /// All of a file, as [`read_unless_leased`] reads it; `TimedOut` if it has to be waited for too long.
+    pub fn read(&self, path: impl Into<PathBuf>) -> io::Result<Vec<u8>> {
+        let path = path.into();
+        self.ask(move || read_unless_leased(path))
+    }
+
+    /// What a link says, in the same way.
+    pub fn read_link(&self, path: impl Into<PathBuf>) -> io::Result<PathBuf> {
+        let path = path.into();
+        self.ask(move || std::fs::read_link(path))
+    }
+
+    fn ask<Answer: Send + 'static>(
+        &self,
+        question: impl FnOnce() -> io::Result<Answer> + Send + 'static,
+    ) -> io::Result<Answer> {
+        let (sender, answer) = mpsc::channel();
+        std::thread::Builder::new().spawn(move || {
+            // The thread that asked has gone on after a while.
+            let _ = sender.send(question());
+        })?;
+        let left = self.end.saturating_duration_since(Instant::now()).max(LAST_PATIENCE);
+        answer.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 /// The same of a file with text for people and for this program, such as those of memory groups, which a user may own.

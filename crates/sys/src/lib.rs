@@ -35,6 +35,7 @@
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`own_files`]: files of this user, which no other user can exchange. [`core_dumps`]: none of this process.
+//!   [`callers_limits`]: limits that are meant for programs.
 //! - [`socket_file`]: a UNIX socket that listens at a path. [`datagram_filter`]: one that takes what has a secret.
 //! - [`signals`]: what the caller of this program set, and which signals a process group gets.
 //! - [`skipping`]: tests that cannot run here say so.
@@ -46,6 +47,7 @@ pub mod atomic_words;
 pub mod call_filter;
 #[cfg(target_arch = "x86_64")]
 pub mod call_notices;
+pub mod callers_limits;
 pub mod child;
 pub mod core_dumps;
 pub mod cpu_latency;

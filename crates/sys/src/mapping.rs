@@ -6,7 +6,7 @@
 //! protocol above must not use.
 //!
 //! Invariants: the address range `[base, base + length)` stays mapped readable and writable for as long as the value
-//! lives, also while parts of it are replaced by [`Mapping::attach`] and [`Mapping::detach`].
+//! lives, also while parts of it are replaced by [`Window::attach`] and [`Window::detach`].
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -122,30 +122,11 @@ impl Mapping {
         self.base.as_ptr() as usize
     }
 
-    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`, and maps its pages at once. Copies
-    /// that race see either memory.
-    pub fn attach(&self, offset: usize, file: &Memfd, length: usize) -> io::Result<()> {
-        check_length(length)?;
-        self.check(offset, length);
-        assert!(offset.is_multiple_of(PAGE_SIZE_BYTES), "attach at a page boundary");
-        if (length as u64) > file.length_bytes() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "attachment is longer than its memfd"));
-        }
-        // SAFETY: the range lies inside this mapping (checked), which no thread refers to by reference; MAP_FIXED swaps
-        // the pages atomically, so the range stays mapped.
-        unsafe {
-            mm::mmap(
-                self.base.as_ptr().add(offset).cast(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                file.as_fd_for_map(),
-                0,
-            )?;
-        }
-        self.leave_out_of_dumps(offset, length)?;
-        self.touch(offset, length);
-        Ok(())
+    /// As [`Mapping::shared`], with all pages mapped at once.
+    pub fn shared_present(file: &Memfd, length: usize) -> io::Result<Self> {
+        let mapping = Self::shared(file, length)?;
+        mapping.touch(0, length);
+        Ok(mapping)
     }
 
     /// Reads a byte of each page of `[offset, offset + length)`, so that all are mapped. The kernel maps 16
@@ -158,21 +139,15 @@ impl Mapping {
         }
     }
 
-    /// Replaces `[offset, offset + length)` by fresh private zeroed memory, which gives an attached file back.
-    pub fn detach(&self, offset: usize, length: usize) -> io::Result<()> {
-        check_length(length)?;
+    /// Replaces `[offset, offset + length)` by fresh private memory, as a program does with its own.
+    #[cfg(test)]
+    pub(crate) fn map_anew(&self, offset: usize, length: usize) -> io::Result<()> {
         self.check(offset, length);
-        assert!(offset.is_multiple_of(PAGE_SIZE_BYTES), "detach at a page boundary");
-        // SAFETY: as for `attach`.
-        unsafe {
-            mm::mmap_anonymous(
-                self.base.as_ptr().add(offset).cast(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
-            )?;
-        }
-        self.leave_out_of_dumps(offset, length)
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let start = self.at(offset).cast();
+        // SAFETY: the range lies inside this mapping (checked), which no thread refers to by reference.
+        unsafe { mm::mmap_anonymous(start, length, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        Ok(())
     }
 
     /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems)
@@ -305,6 +280,66 @@ impl Drop for Mapping {
     }
 }
 
+/// A range of address space in which files are attached and detached, each at a place of its own.
+///
+/// What no file is attached to is a file without pages: an empty range of private memory, however large, counts as if
+/// all of it were used where the machine promises no more memory than it has (`vm.overcommit_memory=2`,
+/// Documentation/mm/overcommit-accounting.rst). A copy that races with [`Window::detach`] may leave pages in that file.
+#[derive(Debug)]
+pub struct Window {
+    memory: Mapping,
+    empty: Memfd,
+}
+
+impl Window {
+    /// A window of `length` bytes (a multiple of the page size) to which nothing is attached.
+    pub fn new(length: usize) -> io::Result<Self> {
+        check_length(length)?;
+        let empty = Memfd::create("spillway-window", length as u64)?;
+        Ok(Self { memory: Mapping::shared(&empty, length)?, empty })
+    }
+
+    /// The whole range.
+    pub fn memory(&self) -> &Mapping {
+        &self.memory
+    }
+
+    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`, and maps its pages at once. Copies
+    /// that race see either memory.
+    pub fn attach(&self, offset: usize, file: &Memfd, length: usize) -> io::Result<()> {
+        if (length as u64) > file.length_bytes() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "attachment is longer than its memfd"));
+        }
+        self.replace(offset, file, 0, length)?;
+        self.memory.touch(offset, length);
+        Ok(())
+    }
+
+    /// Takes what is attached at `[offset, offset + length)` away.
+    pub fn detach(&self, offset: usize, length: usize) -> io::Result<()> {
+        self.replace(offset, &self.empty, offset as u64, length)
+    }
+
+    fn replace(&self, offset: usize, file: &Memfd, file_offset: u64, length: usize) -> io::Result<()> {
+        check_length(length)?;
+        self.memory.check(offset, length);
+        assert!(offset.is_multiple_of(PAGE_SIZE_BYTES), "a place begins at a page boundary");
+        // SAFETY: the range lies inside this mapping (checked), which no thread refers to by reference; MAP_FIXED swaps
+        // the pages atomically, so the range stays mapped. The caller checked that the file is long enough.
+        unsafe {
+            mm::mmap(
+                self.memory.base.as_ptr().add(offset).cast(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED,
+                file.as_fd_for_map(),
+                file_offset,
+            )?;
+        }
+        self.memory.leave_out_of_dumps(offset, length)
+    }
+}
+
 fn check_length(length: usize) -> io::Result<()> {
     if length == 0 || !length.is_multiple_of(PAGE_SIZE_BYTES) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a mapping is a positive number of whole pages"));
@@ -397,15 +432,24 @@ mod tests {
     fn shared_mappings_of_one_memfd_see_the_same_bytes_until_detached() {
         let file = Memfd::create("mapping-test", 8192).unwrap();
         let one = Mapping::shared(&file, 8192).unwrap();
-        let window = Mapping::anonymous(4 * 4096).unwrap();
+        let window = Window::new(4 * 4096).unwrap();
         window.attach(4096, &file, 8192).unwrap();
         one.write(10, b"page");
         let mut seen = [0; 4];
-        window.read(4096 + 10, &mut seen);
+        window.memory().read(4096 + 10, &mut seen);
         assert_eq!(&seen, b"page");
         window.detach(4096, 8192).unwrap();
-        window.read(4096 + 10, &mut seen);
+        window.memory().read(4096 + 10, &mut seen);
         assert_eq!(seen, [0; 4]);
+    }
+
+    #[test]
+    fn an_empty_window_is_no_memory_that_the_machine_promises() {
+        let window = Window::new(1 << 36).unwrap();
+        let text = std::fs::read("/proc/self/smaps").unwrap();
+        let start = window.memory().address() as u64;
+        let found = crate::proc_text::maps::detailed(&text).find(|one| one.mapped.range.start == start).unwrap();
+        assert!(found.has_flag("wr") && !found.has_flag("ac"), "accountable");
     }
 
     #[test]

@@ -60,7 +60,9 @@ pub enum PlaceError {
     #[error("{0} is not a regular file; name another one")]
     NotAFile(PathBuf),
     /// Another user made it.
-    #[error("{path} belongs to another user ({owner}); remove it, run: chown {user} {path}, or name another one")]
+    #[error(
+        "{path} belongs to another user ({owner}); remove it, or let root run: chown {user} {path}, or name another one"
+    )]
     Foreign {
         /// The file or directory.
         path: PathBuf,

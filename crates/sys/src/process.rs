@@ -44,9 +44,15 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it still runs, as a process that has this number here.
+    /// The same of a process of this user's or of root's; none of another user's, which took the number. Such a process
+    /// can let whatever reads its `stat` wait (exec_update_lock), so only its `status` is read.
+    pub fn of_trusted(pid: u32) -> io::Result<Option<Self>> {
+        if is_trusted(pid) { Self::of(pid) } else { Ok(None) }
+    }
+
+    /// Whether it still runs, as a process of this user's or of root's that has this number here.
     pub fn is_alive(self) -> io::Result<bool> {
-        Ok(Self::of(self.pid)? == Some(self))
+        Ok(Self::of_trusted(self.pid)? == Some(self))
     }
 
     /// Whether it may still run, here or under this number in another PID namespace (pid_namespaces(7)), so that what
@@ -73,7 +79,7 @@ pub fn sees_every_process() -> bool {
 /// The processes that have the number `pid` in a PID namespace of their own, below this one. As identities in theirs.
 pub fn nested(pid: u32) -> io::Result<Vec<ProcessIdentity>> {
     let here = every_process()?.into_iter().filter(|here| innermost_number(*here) == Some(pid));
-    let identities = here.filter_map(|here| ProcessIdentity::of(here).ok().flatten());
+    let identities = here.filter_map(|here| ProcessIdentity::of_trusted(here).ok().flatten());
     Ok(identities.map(|identity| ProcessIdentity { pid, ..identity }).collect())
 }
 
@@ -85,9 +91,22 @@ pub fn innermost_number(pid: u32) -> Option<u32> {
 
 /// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
 pub fn user_of(pid: u32) -> io::Result<u32> {
-    let status = read_unless_leased(format!("/proc/{pid}/status"))?;
+    let status = status_of(pid)?;
     let user = fields::value_of(&status, "Uid").and_then(|users| words::processes(users).next());
     user.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// `/proc/PID/status`, which Linux writes without a lock that the process can hold.
+pub fn status_of(pid: u32) -> io::Result<Vec<u8>> {
+    read_unless_leased(format!("/proc/{pid}/status"))
+}
+
+/// Whether the process is, or was started, as this user or as root.
+fn is_trusted(pid: u32) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let Ok(status) = status_of(pid) else { return false };
+    let mut users = fields::value_of(&status, "Uid").into_iter().flat_map(words::processes);
+    users.any(|user| user == own || user == 0)
 }
 
 /// How often the calling thread waited for a page from a device since it started.
@@ -184,6 +203,28 @@ mod tests {
         assert!(major_fault_count() >= before);
         let of_a_new_thread = std::thread::spawn(major_fault_count).join().unwrap();
         assert!(of_a_new_thread <= 1000, "a thread that does nothing waits for few pages: {of_a_new_thread}");
+    }
+
+    #[test]
+    fn a_process_of_another_user_is_none_that_is_meant() {
+        assert!(is_trusted(std::process::id()));
+        if !rustix::process::geteuid().is_root() {
+            return crate::skipping::skip("root");
+        }
+        let mut child = std::process::Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "60"])
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while user_of(pid).unwrap() == 0 {
+            assert!(std::time::Instant::now() < deadline, "it does not start");
+            std::thread::yield_now();
+        }
+        let identity = ProcessIdentity::of(pid).unwrap().unwrap();
+        assert!(!identity.is_alive().unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -18,7 +18,6 @@ struct Inherited {
     ignored: u64,
     /// Those that are blocked.
     blocked: libc::sigset_t,
-    has_blocked: bool,
 }
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
@@ -38,10 +37,7 @@ impl Inherited {
         let mut blocked = no_signals();
         // SAFETY: changes nothing, and writes to a set of ours.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut blocked) };
-        // SAFETY: reads a set of ours.
-        let has_blocked =
-            (1..=libc::SIGRTMAX()).any(|signal| unsafe { libc::sigismember(&raw const blocked, signal) } == 1);
-        Self { ignored, blocked, has_blocked }
+        Self { ignored, blocked }
     }
 
     fn ignores(&self, signal: i32) -> bool {
@@ -86,18 +82,21 @@ pub fn hear_of_children() {
     }
 }
 
+/// From here on a file beyond this process's limit is an error of the call (EFBIG), and ends no process.
+pub fn ignore_file_limit() {
+    // SAFETY: to ignore a signal runs no code.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Gives the program that `command` becomes the dispositions and the mask of this process's caller.
 pub fn keep(command: &mut Command) {
     let inherited = *inherited();
     // The rest stays as it is: what this process handles gets the default, and what it ignores stays ignored.
-    let restored = [libc::SIGPIPE, libc::SIGCHLD].map(|signal| (signal, inherited.ignores(signal)));
-    if !inherited.has_blocked && restored.iter().all(|(_, is_ignored)| !is_ignored) {
-        return;
-    }
+    let restored = [libc::SIGPIPE, libc::SIGCHLD, libc::SIGXFSZ].map(|signal| (signal, inherited.ignores(signal)));
     let restore = move || {
-        for (signal, _) in restored.iter().filter(|(_, is_ignored)| *is_ignored) {
-            // SAFETY: to ignore a signal runs no code.
-            unsafe { libc::signal(*signal, libc::SIG_IGN) };
+        for (signal, is_ignored) in restored {
+            // SAFETY: neither disposition runs code of ours.
+            unsafe { libc::signal(signal, if is_ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
         }
         // SAFETY: reads a set of ours.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const inherited.blocked, std::ptr::null_mut()) };

@@ -8,6 +8,7 @@ use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_machine::size::{LocalBudget, Size};
 use spillway_pager::mappings::staying_kinds::SharedMemoryKinds;
 use spillway_policy::replacement::sampled::EagerEviction;
+use spillway_sys::callers_limits::CallersLimits;
 
 use super::StorageArguments;
 use super::values::{bandwidth, device_size, fault_threads, own_donors, slowdown};
@@ -145,9 +146,9 @@ pub(crate) struct BecomeArguments {
     /// NAME=VALUE for the program's environment
     #[arg(long)]
     pub(crate) set: Vec<OsString>,
-    /// The program's limit of open files
+    /// The program's limits (`ulimit`)
     #[arg(long)]
-    pub(crate) open_files_max: Option<u64>,
+    pub(crate) limits: Option<CallersLimits>,
     /// The program's limit of a core file
     #[arg(long)]
     pub(crate) core_limit: Option<u64>,

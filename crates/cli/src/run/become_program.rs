@@ -14,7 +14,6 @@ use spillway_fabric::plain_text::plain;
 use spillway_sys::core_dumps::CoreDumps;
 
 use super::calls;
-use super::descriptors::restore_limit;
 use crate::arguments::run::BecomeArguments;
 use crate::callers_preload;
 
@@ -26,11 +25,6 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
         if let Err(error) = fs::write(file, "0") {
             return Failure::during(file.display(), error);
         }
-    }
-    if let Some(count) = arguments.open_files_max
-        && let Err(error) = restore_limit(count)
-    {
-        return Failure::during("the program's limit of open files", error);
     }
     if let Some(limit) = arguments.core_limit
         && let Err(error) = restore_core_dumps(limit, arguments.core_filter)
@@ -50,6 +44,9 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let mut command = Command::new(&arguments.file);
     spillway_sys::signals::keep(&mut command);
+    if let Some(limits) = &arguments.limits {
+        limits.give_back(&mut command);
+    }
     command.arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting));
     callers_preload::give_back(&mut command);
     let error = command.exec();

@@ -2,7 +2,7 @@
 //!
 //! - [`via`]: over a swap device or by the pager, and why; [`via_swap`] and [`via_pager`]: the two ways.
 //! - [`plan`]: what is needed, checked before anything starts.
-//! - [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
+//! - [`preload`]: the library that paged programs load.
 //! - [`program`]: finding, starting and waiting for the program; [`group_signals`]: signals that it has already.
 //! - [`swap_prefetch`]: prefetching over a swap device.
 //! - [`watch`]: the budget while the program runs.
@@ -14,7 +14,6 @@
 
 pub(crate) mod become_program;
 pub(crate) mod calls;
-pub(crate) mod descriptors;
 pub(crate) mod group_signals;
 pub(crate) mod plan;
 pub(crate) mod preload;
@@ -39,6 +38,7 @@ use spillway_machine::memory::Memory;
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_report::run::{Ending, Way};
+use spillway_sys::memory_group;
 
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
@@ -88,6 +88,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     for line in mend::mend_all(&registry)? {
         say!("spillway: {line}");
+    }
+    let budget_bytes = if let LocalBudget::Fixed(size) = arguments.local { Some(size.bytes) } else { None };
+    if let Some(told) = via::told_of_group(choice.way, budget_bytes, memory_group::available_bytes()) {
+        say!("spillway: {told}");
     }
     match choice.way {
         Way::Swap => via_swap::run(arguments, registry, &program, choice, statistics.as_ref(), &interruption),

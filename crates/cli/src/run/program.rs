@@ -26,6 +26,7 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 use spillway_console::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use spillway_machine::interruption::Interruption;
 use spillway_report::run::Ending;
+use spillway_sys::callers_limits::CallersLimits;
 use spillway_sys::core_dumps::CoreDumps;
 use spillway_sys::signals;
 
@@ -55,8 +56,6 @@ pub(crate) struct Becoming {
     pub(crate) procs_files: Vec<PathBuf>,
     /// Variables of the program's environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// How many files it may have open, if that differs from what this process may.
-    pub(crate) open_files_max: Option<u64>,
     /// The socket at which it hands over what tells of its calls ([`super::calls`]), and whether forks are among them.
     pub(crate) tells_calls: Option<(PathBuf, bool)>,
     /// So are those that matter where pages of shared memory leave.
@@ -78,9 +77,6 @@ impl Becoming {
             setting.push("=");
             setting.push(value);
             arguments.extend(["--set".into(), setting]);
-        }
-        if let Some(count) = self.open_files_max {
-            arguments.extend(["--open-files-max".into(), count.to_string().into()]);
         }
         if let Some((socket, has_forks)) = &self.tells_calls {
             arguments.extend(["--tells-calls".into(), socket.clone().into_os_string()]);
@@ -180,6 +176,10 @@ impl Program {
         let binary = env::current_exe().map_err(|error| Failure::during("finding this program's file", error))?;
         let mut command = Command::new(binary);
         command.arg("become-program").args(becoming.arguments()).args(own_core_dumps(CoreDumps::before()));
+        let limits = CallersLimits::before();
+        if !limits.is_empty() {
+            command.arg("--limits").arg(limits.to_string());
+        }
         command.arg("--file").arg(&found.file).arg("--").args(&found.program);
         signals::keep(&mut command);
         let mut child = command.spawn().map_err(|error| Failure::during("starting the program", error))?;
@@ -300,14 +300,13 @@ mod tests {
         let becoming = Becoming {
             procs_files: vec!["/x/procs".into()],
             environment: vec![("A".into(), "b=c d".into())],
-            open_files_max: Some(1024),
             tells_calls: Some(("/x/calls".into(), true)),
             tells_shared_memory: false,
             has_small_pages: false,
         };
         let arguments = becoming.arguments();
         assert_eq!(arguments[..4], ["--procs-file", "/x/procs", "--set", "A=b=c d"]);
-        assert_eq!(arguments[4..], ["--open-files-max", "1024", "--tells-calls", "/x/calls", "--tells-forks"]);
+        assert_eq!(arguments[4..], ["--tells-calls", "/x/calls", "--tells-forks"]);
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());

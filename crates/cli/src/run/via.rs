@@ -17,6 +17,7 @@ use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_report::run::{Choice, Way};
+use spillway_sys::memory_group;
 use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::run::{RunArguments, Via};
@@ -72,9 +73,10 @@ fn asked_by_options(arguments: &RunArguments) -> Option<(Way, String)> {
 pub(crate) fn choose(arguments: &RunArguments, file: &Path) -> Result<Choice, Failure> {
     // What cannot be looked at cannot be executed either, and then says why.
     let unpageable = executable::judge(file).unwrap_or_default();
-    decide(arguments.via, &checks::all(&System::this()), file, unpageable, asked_by_options(arguments), || {
-        shared_memory_of(file, &arguments.program)
-    })
+    let shared_memory = || shared_memory_of(file, &arguments.program);
+    let is_bounded = memory_group::available_bytes().is_some();
+    let checks = checks::all(&System::this());
+    decide(arguments.via, &checks, file, unpageable, asked_by_options(arguments), shared_memory, is_bounded)
 }
 
 fn decide(
@@ -84,6 +86,7 @@ fn decide(
     unpageable: Option<Unpageable>,
     by_options: Option<(Way, String)>,
     shared_memory: impl Fn() -> Option<String>,
+    is_bounded: bool,
 ) -> Result<Choice, Failure> {
     let (no_swap, no_pager) = (hindrance(checks, Way::Swap), hindrance(checks, Way::Pager));
     let program = &file.display().to_string();
@@ -98,7 +101,7 @@ fn decide(
         },
         Via::Auto => match (no_swap, no_pager, unpageable) {
             (None, None, None) => {
-                let (way, reason) = by_options.unwrap_or_else(|| better(checks, shared_memory()));
+                let (way, reason) = by_options.unwrap_or_else(|| better(checks, shared_memory(), is_bounded));
                 chosen(way, reason)
             }
             (None, Some(check), _) => chosen(Way::Swap, format!("the pager lacks {}", check.name)),
@@ -126,10 +129,39 @@ fn shared_memory_of(file: &Path, words: &[OsString]) -> Option<String> {
     (is_guest && words.iter().any(is_shared)).then(|| "the guest's memory is shared".to_owned())
 }
 
-/// The way that serves a program better where both can be had.
-fn better(checks: &[Check], shared_memory: Option<String>) -> (Way, String) {
+/// What the pager's own process needs at least, beside what it has for the disk copy.
+const PAGER_BYTES: u64 = 24 << 20;
+
+/// What to tell a user whose shell is in a memory group with a limit (a container, SLURM, `MemoryMax`), which leaves
+/// `available_bytes`: the program of a swap device has a group beside all others.
+pub(crate) fn told_of_group(way: Way, budget_bytes: Option<u64>, available_bytes: Option<u64>) -> Option<String> {
+    let available_bytes = available_bytes?;
+    match way {
+        Way::Swap => Some(
+            "this shell is in a memory group with a limit, which does not hold for the program: its own group lies outside; \
+             --via pager stays inside"
+                .to_owned(),
+        ),
+        Way::Pager => budget_bytes.filter(|budget_bytes| budget_bytes + PAGER_BYTES > available_bytes).map(|bytes| {
+            format!(
+                "the memory group of this shell leaves {}, and --local {} and the pager's own {} do not fit: the kernel may end \
+                 the program; give a smaller --local, or the group more",
+                human(available_bytes),
+                human(bytes),
+                human(PAGER_BYTES)
+            )
+        }),
+    }
+}
+
+/// The way that serves a program better where both can be had. `is_bounded`: this process is in a memory group with a
+/// limit.
+fn better(checks: &[Check], shared_memory: Option<String>, is_bounded: bool) -> (Way, String) {
     if let Some(what) = shared_memory {
         return (Way::Swap, format!("{what}, which the pager leaves local"));
+    }
+    if is_bounded {
+        return (Way::Pager, "the limit of this shell's memory group holds by the pager only".to_owned());
     }
     if checks.iter().any(|check| check.name == "ublk" && check.state == State::Good) {
         return (Way::Swap, "this kernel has ublk".to_owned());
@@ -184,6 +216,23 @@ mod tests {
     }
 
     #[test]
+    fn in_a_memory_group_with_a_limit_the_pager_is_taken_and_what_does_not_fit_is_told() {
+        assert_eq!(better(&[], None, true).0, Way::Pager);
+        assert_eq!(better(&[], Some("x".to_owned()), true).0, Way::Swap);
+        let mib = |count: u64| Some(count << 20);
+        assert!(told_of_group(Way::Swap, mib(32), mib(1000)).unwrap().contains("--via pager"));
+        assert!(told_of_group(Way::Pager, mib(32), mib(40)).unwrap().contains("40 MiB"));
+        for (way, budget, available) in [
+            (Way::Swap, mib(32), None),
+            (Way::Pager, mib(32), None),
+            (Way::Pager, mib(32), mib(100)),
+            (Way::Pager, None, mib(100)),
+        ] {
+            assert_eq!(told_of_group(way, budget, available), None);
+        }
+    }
+
+    #[test]
     fn options_of_the_other_way_are_mistakes() {
         checked(Way::Pager, "--local 50% --transport tcp --fault-threads 2").unwrap();
         checked(Way::Swap, "--frontend nbd --mapping activity --local-memory --prefetch streams").unwrap();
@@ -215,7 +264,7 @@ mod tests {
     fn decided(asked: Via, swap: bool, pager: bool, unpageable: Option<Unpageable>) -> Result<Way, String> {
         let state = |good| if good { State::Good } else { State::Bad };
         let checks = [check(Way::Swap, state(swap)), check(Way::Pager, state(pager))];
-        match decide(asked, &checks, Path::new("/bin/prog"), unpageable, None, || None) {
+        match decide(asked, &checks, Path::new("/bin/prog"), unpageable, None, || None, false) {
             Ok(choice) => {
                 assert!(!choice.reason.is_empty());
                 Ok(choice.way)
@@ -235,7 +284,7 @@ mod tests {
     #[test]
     fn auto_takes_the_faster_way_where_both_can_be_had() {
         let ublk = |state| Check { name: "ublk", ..check(Way::Swap, state) };
-        let taken = |state, file: &str| better(&[ublk(state)], shared_memory_of(Path::new(file), &[])).0;
+        let taken = |state, file: &str| better(&[ublk(state)], shared_memory_of(Path::new(file), &[]), false).0;
         assert_eq!(taken(State::Good, "/usr/bin/sort"), Way::Swap);
         assert_eq!(taken(State::Optional, "/usr/bin/sort"), Way::Pager);
         assert_eq!(taken(State::Optional, "/usr/lib/postgresql/17/bin/postgres"), Way::Swap);
@@ -268,7 +317,7 @@ mod tests {
         assert_eq!([asked(&["--local", "12M"]), asked(&["--local", "16M"])], [Some(Way::Swap), None]);
         let by_options = Some((Way::Swap, "reason".to_owned()));
         let good = [Way::Swap, Way::Pager].map(|way| check(way, State::Good));
-        let choice = decide(Via::Auto, &good, Path::new("prog"), None, by_options, || None).unwrap();
+        let choice = decide(Via::Auto, &good, Path::new("prog"), None, by_options, || None, false).unwrap();
         assert_eq!((choice.way, choice.reason.as_str()), (Way::Swap, "reason"));
     }
 

@@ -29,7 +29,6 @@ use spillway_volume::running::RunningVolume;
 use spillway_volume::status::DeviceStatus;
 
 use super::calls::{self, Told};
-use super::descriptors::raise_limit;
 use super::plan::Plan;
 use super::preload;
 use super::program::{Becoming, Found, Program};
@@ -62,7 +61,7 @@ pub(crate) fn run(
                 .to_owned(),
         ));
     }
-    let mut run = Run { registry, plan, programs_fork, open_files_max: None, pager: None, donors, down: false, entry };
+    let mut run = Run { registry, plan, programs_fork, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, statistics, interruption);
     let down = run.take_down();
@@ -77,7 +76,6 @@ struct Run {
     /// The kernel tells the pager of forks.
     programs_fork: bool,
     /// The user's limit of open files, where the pager raised its own.
-    open_files_max: Option<u64>,
     pager: Option<Paged>,
     donors: OwnDonors,
     down: bool,
@@ -98,9 +96,9 @@ impl Run {
         self.donors = self.plan.start_own_donors(interruption)?;
         let programs_fork = self.programs_fork;
         let directory = self.registry.make_programs_directory(&self.plan.name).map_err(Failure::failed)?;
-        let library = preload::write(&directory, programs_fork)?;
+        let place = self.registry.make_library_directory(&self.plan.name).map_err(Failure::failed)?;
+        let library = preload::write(&place, programs_fork)?;
         let config = self.plan.paged(&self.donors, directory, library, programs_fork, initial_bytes(budget)?)?;
-        self.open_files_max = raise_limit();
         let pager = Pager::start(config).map_err(Failure::failed)?;
         tell_missing(pager.donors_missing());
         self.pager = Some(Paged { pager, follows: self.plan.storage.follows.clone() });
@@ -122,7 +120,6 @@ impl Run {
         let becoming = Becoming {
             procs_files: Vec::new(),
             environment: environment(paged.pager.environment()),
-            open_files_max: self.open_files_max,
             tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),
             tells_shared_memory: self.plan.shared_memory.is_any(),
             has_small_pages: false,

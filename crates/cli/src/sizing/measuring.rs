@@ -13,6 +13,7 @@ use spillway_machine::size::human;
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_report::format;
 use spillway_report::run::{EndedRunReport, Ending};
+use spillway_sys::callers_limits::CallersLimits;
 
 use super::tell_all;
 use super::trials::{SHARES_PERCENT, Trial, Trials};
@@ -38,6 +39,7 @@ pub(super) fn measure(arguments: &SizingArguments) -> Result<Ending, Failure> {
     told(&format!("run 1 of {runs}: the program by itself"));
     let mut alone = Command::new(found.file());
     alone.args(arguments.program.iter().skip(1)).stdin(Stdio::null());
+    CallersLimits::before().give_back(&mut alone);
     let began = Instant::now();
     let ending = Ending::from(until_end(&mut alone, &interruption)?);
     let seconds_alone = began.elapsed().as_secs_f64();
@@ -104,6 +106,7 @@ fn trial(
     }
     let file = File::create(&errors).map_err(|error| Failure::during(errors.display(), error))?;
     command.arg("--").args(&arguments.program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    CallersLimits::before().give_back(&mut command);
     let status = until_end(&mut command, interruption)?;
     if !status.success() {
         let said = std::fs::read(&errors).unwrap_or_default();

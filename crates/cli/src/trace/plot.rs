@@ -1,10 +1,12 @@
 //! `spillway trace plot`: pictures of a recorded trace.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 use spillway_console::failure::Failure;
 use spillway_console::output;
+use spillway_console::output_file::OutputFile;
 use spillway_machine::size::human;
 use spillway_plot::axis::Axis;
 use spillway_plot::cloud::Cloud;
@@ -37,6 +39,13 @@ pub(crate) fn execute(arguments: &PlotArguments) -> Result<(), Failure> {
     if arguments.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Failure::usage("the picture would go to the terminal; name a file: --output trace.svg"));
     }
+    let ending = arguments.output.as_ref().and_then(|path| path.extension());
+    if let Some(ending) = ending.filter(|ending| !ending.eq_ignore_ascii_case("svg")) {
+        let ending = ending.display();
+        return Err(Failure::usage(format!(
+            "the picture is SVG, not {ending}; name the file with .svg, and convert it"
+        )));
+    }
     let canonical = arguments.output.as_ref().and_then(|path| path.canonicalize().ok());
     if canonical.is_some() && canonical == arguments.file.canonicalize().ok() {
         return Err(Failure::usage("the picture would overwrite the trace; name another file with --output"));
@@ -48,8 +57,15 @@ pub(crate) fn execute(arguments: &PlotArguments) -> Result<(), Failure> {
     };
     match &arguments.output {
         None => output::text(&picture),
-        Some(path) => std::fs::write(path, picture).map_err(|error| Failure::during(path.display(), error)),
+        Some(path) => write(path, &picture),
     }
+}
+
+/// As all that is written where a user says: no link of another user is followed.
+fn write(path: &Path, picture: &str) -> Result<(), Failure> {
+    let file = OutputFile::open(path).map_err(Failure::failed)?;
+    file.fill(|file| file.write_all(picture.as_bytes())).map_err(|error| Failure::during(path.display(), error))?;
+    Ok(())
 }
 
 fn title(loaded: &Loaded, what: &str) -> String {
@@ -215,6 +231,21 @@ mod tests {
         assert_eq!(svg.matches("<path").count(), COLOURS.len());
         assert!(svg.contains("thread 0 (250)") && svg.contains("5 others (1250)"), "{svg}");
         assert!(svg.contains("0x3e8000, 11.7 MiB") && svg.contains("seconds"), "{svg}");
+    }
+
+    #[test]
+    fn a_picture_is_written_through_no_link_of_another_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("a.svg"), directory.path().join("b.svg"));
+        write(&file, "<svg/>").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "<svg/>");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+            write(&link, "other").unwrap_err();
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), "<svg/>");
+        }
+        write(&directory.path().join("missing/c.svg"), "").unwrap_err();
     }
 
     #[test]

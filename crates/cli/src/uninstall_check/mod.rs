@@ -6,8 +6,10 @@ mod remains;
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde::Serialize;
 use spillway_console::failure::Failure;
@@ -17,14 +19,16 @@ use spillway_control::registry::Registry;
 use spillway_fabric::plain_text::plain;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_observe::status;
-use spillway_sys::lease::read_unless_leased;
+use spillway_sys::lease::PatientReader;
 use spillway_sys::memory_hierarchy::Hierarchy;
-use spillway_sys::proc_text::strings;
-use spillway_sys::process::user_of;
-use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::proc_text::{fields, strings};
+use spillway_sys::process::{status_of, user_of};
 
 use self::remains::{Living, Remains, Seen, Stranger, Unit, remains};
 use crate::arguments::setup::UninstallCheckArguments;
+
+/// How long files of processes are waited for, all together.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the package has or makes; each is a file, a link or a directory of ours alone.
 const FILES: [&str; 20] = [
@@ -148,14 +152,15 @@ fn groups(living: &[Living]) -> Vec<PathBuf> {
 fn strangers(owners: &[u32]) -> Vec<Stranger> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let found: HashMap<u32, Found> = pids.filter_map(|pid| Some((pid, Found::of(pid)?))).collect();
+    let reader = PatientReader::new(PATIENCE);
+    let found: HashMap<u32, Found> = pids.filter_map(|pid| Some((pid, Found::of(pid, &reader)?))).collect();
     let line_of = |pid: u32| std::iter::successors(Some(pid), |pid| found.get(pid).map(|found| found.parent));
     let own: Vec<u32> = line_of(std::process::id()).collect();
     let is_owned = |pid: u32| line_of(pid).any(|pid| owners.contains(&pid));
     let mut strangers: Vec<Stranger> = found
         .iter()
         .filter(|(pid, found)| found.is_ours && !own.contains(pid) && !is_owned(**pid))
-        .filter_map(|(pid, _)| describe(*pid))
+        .filter_map(|(pid, _)| describe(*pid, &reader))
         .collect();
     strangers.sort_by_key(|stranger| stranger.pid);
     strangers
@@ -169,17 +174,22 @@ struct Found {
 
 impl Found {
     /// `None` if it has ended.
-    fn of(pid: u32) -> Option<Self> {
-        let parent = ProcessStat::of_process(pid).ok()?.parent()?;
+    fn of(pid: u32, reader: &PatientReader) -> Option<Self> {
+        let parent = fields::number_of(&status_of(pid).ok()?, "PPid")?;
+        let parent = u32::try_from(parent).ok()?;
         // Of a program that was upgraded or removed meanwhile, the link ends with " (deleted)".
-        let file = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let file = reader.read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         Some(Self { parent, is_ours: name.trim_end_matches(" (deleted)") == "spillway" })
     }
 }
 
-fn describe(pid: u32) -> Option<Stranger> {
-    let file = |name: &str| read_unless_leased(format!("/proc/{pid}/{name}"));
+/// Of a process that lets its readers wait, the command and the directory are not told.
+fn describe(pid: u32, reader: &PatientReader) -> Option<Stranger> {
+    let file = |name: &str| match reader.read(format!("/proc/{pid}/{name}")) {
+        Err(error) if error.kind() == ErrorKind::TimedOut => Ok(Vec::new()),
+        read => read,
+    };
     // Its process may write anything there.
     let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();

@@ -23,6 +23,27 @@ fn start_script(stage: &Stage, script: &str) -> (Running, std::path::PathBuf) {
     (Running::start(&mut command), file)
 }
 
+/// What a user sets for programs is for the program, and not for what pages it.
+#[test]
+fn limits_are_the_programs() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    let limited = |limits: &str, program: &str| {
+        let run = stage.run(&SMALL, &["sh", "-c", program]);
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\"")).arg(run.get_program()).args(run.get_args());
+        command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        support::run(&mut command)
+    };
+    let limits = "ulimit -Sv 400000; ulimit -Sd 300000; ulimit -Sf 100; ulimit -Ss 64; ulimit -Sn 40; ulimit -St 900";
+    let said = limited(limits, "ulimit -Sv; ulimit -Sd; ulimit -Sf; ulimit -Ss; ulimit -Sn; ulimit -St").done("limits");
+    assert_eq!(said.text(), "400000\n300000\n100\n64\n40\n900\n", "{}", said.errors);
+    let said = limited("ulimit -s 64", "true");
+    // Root may raise also what is meant to be hard.
+    let is_told = said.errors.contains("`ulimit -s` is 64 KiB") && said.status.code() == Some(1);
+    assert!(said.status.success() || is_told, "{}: {}", said.status, said.errors);
+    stage.assert_clean();
+}
+
 #[test]
 fn the_exit_status_is_the_programs() {
     let Some(stage) = Stage::set(&["sh"]) else { return };

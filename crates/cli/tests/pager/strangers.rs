@@ -90,6 +90,90 @@ fn a_lock_that_a_stranger_holds_is_told_and_a_signal_ends_the_wait() {
     support::run(&mut run()).done("the run, now that the lock is free");
 }
 
+/// Sixteen connections of each of twenty users, which say nothing until the file is there.
+const SILENT: &str = "
+import os, socket, sys, time
+kept = []
+for user in range(70000, 70020):
+    os.seteuid(user)
+    for _ in range(16):
+        kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        kept[-1].connect(sys.argv[1])
+    os.seteuid(0)
+open(sys.argv[2], 'w').close()
+while not os.path.exists(sys.argv[3]): time.sleep(0.01)
+";
+
+#[test]
+fn slow_greetings_give_way() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let (full, end) = (place.path().join("full"), place.path().join("end"));
+    let script =
+        "while [ ! -e $0 ]; do sleep 0.01; done; setpriv --reuid=65534 --regid=65534 --clear-groups true; echo went on";
+    let registry = place.path().join("r");
+    let mut command = stage.run(&["--local", "32M"], &["sh", "-c", script, full.to_str().unwrap()]);
+    let mut run = Running::start(command.env("SPILLWAY_RUNTIME_DIRECTORY", &registry));
+    let socket = run.wait_until("the socket for programs", || notes_socket(&registry)).with_extension("");
+    let mut silent = Command::new("/usr/bin/python3");
+    silent.args(["-c", SILENT]).args([&socket, &full, &end]);
+    let silent = Running::start(&mut silent);
+    let said = run.end().done("the run");
+    File::create(&end).unwrap();
+    silent.end().done("the silent ones");
+    assert_eq!(said.text(), "went on\n");
+    assert!(said.errors.contains("it is slow to say hello"), "{}", said.errors);
+}
+
+/// Starts a stranger's process that holds the lock of its own memory, as long as the value lives. Its program has the
+/// name of ours, and the process that of one that `doctor` looks for.
+fn holder(stage: &Stage) -> Running {
+    let directory = stage.disk().join("stranger");
+    fs::create_dir(&directory).unwrap();
+    let program = directory.join("spillway");
+    support::copy_program(stage.compile("holds_its_memory", &[]), &program);
+    let (mount_point, says) = (directory.join("mount"), directory.join("says"));
+    fs::create_dir(&mount_point).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private"]).arg(&program).arg(&mount_point).arg("65534").arg(&says);
+    let mut holder = Running::start(&mut command);
+    holder.wait_until("the memory to be held", || fs::read(&says).is_ok_and(|said| !said.is_empty()).then_some(()));
+    holder
+}
+
+#[test]
+fn a_stranger_that_holds_its_own_memory_holds_no_command_up() {
+    let Some(stage) = Stage::set(&["gcc", "unshare"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    let held = holder(&stage);
+    for command in ["doctor", "uninstall-check", "status"] {
+        // What it finds is another test's.
+        support::run(&mut stage.spillway(&[command]));
+    }
+    support::run(&mut stage.run(&["--local", "32M"], &["true"])).done("a run");
+    drop(held);
+    stage.assert_clean();
+}
+
+#[test]
+fn a_stranger_that_holds_its_own_memory_does_not_save_programs_of_a_dead_pager() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "sleep"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    let (number, script) = (stage.disk().join("number"), "sleep 1000 & echo $! > $0; wait");
+    let mut run = Running::start(&mut stage.run(&["--local", "32M"], &["sh", "-c", script, number.to_str().unwrap()]));
+    let child: u32 = run.wait_until("a child", || fs::read_to_string(&number).ok()?.trim().parse().ok());
+    let held = holder(&stage);
+    run.signal("KILL");
+    support::wait_until("its end", || support::processes::is_gone(child).then_some(()));
+    support::wait_until("the run to be taken down", || stage.items("run").is_empty().then_some(()));
+    drop((held, run));
+    stage.assert_clean();
+}
+
 /// The case stats-late.
 #[test]
 fn figures_that_cannot_be_written_are_told_before_the_program_or_change_nothing() {

@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use spillway_machine::swap_list::{self, SwapArea};
 use spillway_report::run::Way;
+use spillway_sys::lease::PatientReader;
 use spillway_sys::proc_text::strings;
 
 use super::check::{Check, State};
@@ -98,9 +100,12 @@ fn ignores_swap(arguments: &[String]) -> bool {
     })
 }
 
+/// How long arguments of processes are waited for, all together.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 fn memory_killers(system: &System) -> Check {
     let name = "memory killers";
-    let running = processes(system);
+    let running = named_as_killers(system);
     let mut harmless = Vec::new();
     for killer in KILLERS {
         let Some((_, arguments)) = running.iter().find(|(name, _)| name == killer.name) else { continue };
@@ -115,14 +120,18 @@ fn memory_killers(system: &System) -> Check {
     }
 }
 
-/// Name and arguments of every process.
-fn processes(system: &System) -> Vec<(String, Vec<String>)> {
+/// Name and arguments of every process that has the name of one of [`KILLERS`].
+fn named_as_killers(system: &System) -> Vec<(String, Vec<String>)> {
+    let reader = PatientReader::new(PATIENCE);
     let directories = fs::read_dir(system.path("/proc")).into_iter().flatten().flatten();
     let numbered = directories.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let words = |number: u32| {
-        let arguments = system.text(&format!("/proc/{number}/cmdline"))?;
-        let arguments = strings::all(arguments.as_bytes()).map(|word| String::from_utf8_lossy(word).into_owned());
-        Some((system.text(&format!("/proc/{number}/comm"))?, arguments.collect()))
+        let name = system.text(&format!("/proc/{number}/comm"))?;
+        KILLERS.iter().any(|killer| killer.name == name).then_some(())?;
+        // Any user's process can have that name, and can let its readers wait.
+        let arguments = reader.read(system.path(&format!("/proc/{number}/cmdline"))).ok()?;
+        let arguments = strings::all(&arguments).map(|word| String::from_utf8_lossy(word).into_owned());
+        Some((name, arguments.collect()))
     };
     numbered.filter_map(words).collect()
 }

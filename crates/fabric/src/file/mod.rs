@@ -27,6 +27,10 @@ impl RingMemory for BufferPool {
     fn mapping(&self) -> &Mapping {
         self.memory()
     }
+
+    fn is_pinned(&self) -> bool {
+        self.is_present()
+    }
 }
 
 /// How far one transfer has come.

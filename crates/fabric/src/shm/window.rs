@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use spillway_sys::mapping::Mapping;
+use spillway_sys::mapping::{Mapping, Window};
 use spillway_sys::memfd::Memfd;
 
 use crate::queue_pair::RequestError;
@@ -20,7 +20,7 @@ use crate::units::{RemoteAddress, SlabHandle};
 /// The lent slabs of one control session, see the module text.
 #[derive(Debug)]
 pub struct ShmWindow {
-    memory: Mapping,
+    range: Window,
     slab_size_bytes: usize,
     slab_count_max: usize,
     attached: Box<[AtomicU64]>,
@@ -34,7 +34,7 @@ impl ShmWindow {
         let slab_size_bytes = usize::try_from(slab_size_bytes).map_err(|_| invalid())?;
         let length = slab_size_bytes.checked_mul(slab_count_max).ok_or_else(invalid)?;
         Ok(Arc::new(Self {
-            memory: Mapping::anonymous(length)?,
+            range: Window::new(length)?,
             slab_size_bytes,
             slab_count_max,
             attached: (0..slab_count_max.div_ceil(u64::BITS as usize)).map(|_| AtomicU64::new(0)).collect(),
@@ -50,7 +50,7 @@ impl ShmWindow {
         if self.is_attached(slab) {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the donor lent the same slab twice"));
         }
-        self.memory.attach(self.start(slab), file, self.slab_size_bytes)?;
+        self.range.attach(self.start(slab), file, self.slab_size_bytes)?;
         word.fetch_or(bit, Ordering::SeqCst);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl ShmWindow {
     pub fn detach(&self, slab: SlabHandle) -> io::Result<()> {
         match self.position(slab) {
             Some((word, bit)) if word.fetch_and(!bit, Ordering::SeqCst) & bit != 0 => {
-                self.memory.detach(self.start(slab), self.slab_size_bytes)
+                self.range.detach(self.start(slab), self.slab_size_bytes)
             }
             _ => Ok(()),
         }
@@ -97,7 +97,7 @@ impl ShmWindow {
     pub(super) fn place(&self, remote: RemoteAddress, length_bytes: usize) -> Option<(&Mapping, usize)> {
         let offset = remote.offset_bytes as usize;
         let is_inside = offset.checked_add(length_bytes).is_some_and(|end| end <= self.slab_size_bytes);
-        (is_inside && self.is_attached(remote.slab)).then(|| (&self.memory, self.start(remote.slab) + offset))
+        (is_inside && self.is_attached(remote.slab)).then(|| (self.range.memory(), self.start(remote.slab) + offset))
     }
 
     fn start(&self, slab: SlabHandle) -> usize {

@@ -288,7 +288,7 @@ fn gone(identity: UblkIdentity) -> impl FnOnce(io::Error) -> FrontEndError {
 
 /// A process that has ended and was not waited for serves nothing.
 fn is_alive(pid: i32) -> bool {
-    u32::try_from(pid).is_ok_and(|pid| matches!(ProcessIdentity::of(pid), Ok(Some(_))))
+    u32::try_from(pid).is_ok_and(|pid| matches!(ProcessIdentity::of_trusted(pid), Ok(Some(_))))
 }
 
 fn served(identity: UblkIdentity) -> FrontEndError {

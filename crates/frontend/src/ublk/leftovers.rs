@@ -75,7 +75,7 @@ fn devices() -> io::Result<Vec<u32>> {
 fn examine(control: &mut Control, device: u32) -> Option<AbandonedUblk> {
     // A device may be deleted during the listing.
     let info = control.info(device, UBLK_COMMAND_DEADLINE).ok()?;
-    let alive = |pid| ProcessIdentity::of(pid).ok().flatten();
+    let alive = |pid| ProcessIdentity::of_trusted(pid).ok().flatten();
     judge(&info, alive).filter(|abandoned| !may_live_elsewhere(info.tag, abandoned.maker_pid))
 }
 

@@ -643,7 +643,7 @@ fn scanned_process(thread: u32, descriptor: u32) -> Option<u32> {
 /// The process of a thread that `caller` names, which may be in a PID namespace below this one; the caller's own for a
 /// thread that is not found.
 fn process_of(caller: u32, thread: u32) -> u32 {
-    let status = |number: u32| proc_files::status_of(number).unwrap_or_default();
+    let status = |number: u32| spillway_sys::process::status_of(number).unwrap_or_default();
     let field = |text: &[u8], name: &str| -> Vec<u32> {
         words::processes(fields::value_of(text, name).unwrap_or_default()).collect()
     };

@@ -18,7 +18,7 @@ use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 
 use crate::address_space::AddressSpace;
 use crate::evict::evictor::SeatEvictor;
-use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, GREETINGS_OF_USER_MAX, PROGRAMS_MAX};
+use crate::limits::{GREETING_DEADLINE, GREETING_SLOW, GREETINGS_MAX, GREETINGS_OF_USER_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
 use crate::process::children::find_process;
 use crate::process::evictors::evictor_start;
@@ -55,6 +55,12 @@ enum Awaited {
 }
 
 impl Caller {
+    /// Whether it is under way for so long that it may have stopped.
+    fn is_slow(&self, now: Instant) -> bool {
+        let begun = self.deadline.checked_sub(GREETING_DEADLINE);
+        begun.is_some_and(|begun| now.saturating_duration_since(begun) > GREETING_SLOW)
+    }
+
     /// Readable when it says something.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.visitor.as_fd()
@@ -66,7 +72,7 @@ impl Survey {
     pub(super) fn greet(&mut self, now: Instant) {
         // Those turned away are counted too: they could come without an end.
         for _ in 0..4 * GREETINGS_MAX {
-            if self.callers.len() >= GREETINGS_MAX {
+            if self.callers.len() >= GREETINGS_MAX && !self.slowest_gives_way(now) {
                 break;
             }
             match self.listener.accept() {
@@ -91,6 +97,15 @@ impl Survey {
                 Err(error) => self.tell_of_caller(caller.visitor.process(), &error),
             }
         }
+    }
+
+    /// Turns the caller away that is the slowest, if it is slow: processes that stop halfway keep no other from coming.
+    fn slowest_gives_way(&mut self, now: Instant) -> bool {
+        let slowest = self.callers.iter().enumerate().min_by_key(|(_, caller)| caller.deadline);
+        let Some((index, _)) = slowest.filter(|(_, caller)| caller.is_slow(now)) else { return false };
+        self.callers.swap_remove(index);
+        self.shared.complain("a process is turned away: it is slow to say hello, and others wait");
+        true
     }
 
     /// Whether `user` has as many callers as one may have which said nothing yet. Root's and this process's own user

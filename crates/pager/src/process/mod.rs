@@ -367,6 +367,13 @@ impl Survey {
     /// Each look counts their memory, which is what must be known soon. A whole look takes ten times as long, so it
     /// is made when it is called for, while something is under way or the budget is exceeded, and else at its `Pace`.
     pub fn look(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
+        self.shared.look_clock.begin(now);
+        let wait = self.look_by(now, is_called, has_visitors);
+        self.shared.look_clock.end();
+        wait
+    }
+
+    fn look_by(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
         let is_exceeded = self.shared.budget.resident_pages() > self.shared.budget.limit_pages();
         let is_wanted = is_called
             || has_visitors

@@ -20,6 +20,7 @@ use rustix::fs::{OFlags, SealFlags, SeekFrom, fcntl_get_seals, seek};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::process::every_process;
+use spillway_sys::process::status_of;
 use spillway_sys::userfaultfd::PageError;
 
 use crate::address_space::{AddressSpace, SpaceState, Wanted};
@@ -33,7 +34,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::process::descriptors::holder_of;
 use crate::process::object_looks::{Looked, ObjectLooks, Unheld, Verdict};
-use crate::process::proc_files::{Process, maps_of, room_bytes, status_of};
+use crate::process::proc_files::{Process, maps_of, room_bytes};
 use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::shared_memory::evictor::{ObjectEvictor, ObjectSigns};
 use crate::shared_memory::memory::ObjectMemory;

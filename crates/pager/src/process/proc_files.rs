@@ -15,6 +15,7 @@ use spillway_sys::memory_group;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::proc_text::fields::bytes_of;
 use spillway_sys::proc_text::{fields, words};
+use spillway_sys::process::status_of;
 use spillway_sys::process_memory::HeldMemory;
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
@@ -205,11 +206,6 @@ pub fn maps_of(number: u32) -> io::Result<Vec<u8>> {
 /// The maps with flags of process `number`.
 pub fn smaps(number: u32) -> io::Result<Vec<u8>> {
     read_unless_leased(format!("/proc/{number}/smaps"))
-}
-
-/// The file `status` of process `number`.
-pub fn status_of(number: u32) -> io::Result<Vec<u8>> {
-    read_unless_leased(format!("/proc/{number}/status"))
 }
 
 /// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.

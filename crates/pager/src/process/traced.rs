@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use spillway_sys::proc_text::{fields, words};
+use spillway_sys::process::status_of;
 
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
@@ -19,7 +20,7 @@ use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::virtual_page::VirtualPage;
 use crate::pager_state::PagerState;
 use crate::process::Survey;
-use crate::process::proc_files::{room_bytes, status_of};
+use crate::process::proc_files::room_bytes;
 
 /// See the module text.
 #[derive(Default)]

@@ -17,12 +17,13 @@ use std::time::Instant;
 use spillway_sys::proc_text::mounts::{self, Mount};
 use spillway_sys::proc_text::{fields, maps, strings, unescaped};
 use spillway_sys::process::children;
+use spillway_sys::process::status_of;
 use spillway_sys::process_stat::ProcessStat;
 
 use crate::budget::Budget;
 use crate::limits::{DESCENDANTS_MAX, FIRST_HELLO_PATIENCE, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTERVAL, UNPAGED_SHARE};
 use crate::process::Survey;
-use crate::process::proc_files::{maps_of, name_of, status_of};
+use crate::process::proc_files::{maps_of, name_of};
 
 /// The processes that were looked for and told of.
 #[derive(Debug, Default)]

@@ -128,7 +128,7 @@ fn zeroes_probe_whether_one_registered_mapping_covers_a_page() {
     paged.userfaultfd.unregister(paged.range(1, 1)).unwrap();
     assert!(matches!(paged.userfaultfd.zero_page(paged.range(1, 1), Wake::Waiters), Err(PageError::NotMapped)));
     // Rule 1: a mapping made later in a hole is not registered.
-    paged.memory.detach(2 * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
+    paged.memory.map_anew(2 * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
     assert!(matches!(paged.userfaultfd.zero_page(paged.range(2, 1), Wake::Waiters), Err(PageError::NotMapped)));
     assert_eq!(paged.byte(0) | paged.byte(1) | paged.byte(2), 0);
 }
@@ -140,7 +140,7 @@ fn what_one_registered_mapping_covers_is_known_without_any_effect() {
     paged.fill(1, 7, false).unwrap();
     assert!(covers(0, 4).unwrap(), "missing pages and one that is there");
     assert!(covers(1, 1).unwrap());
-    paged.memory.detach(2 * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
+    paged.memory.map_anew(2 * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
     assert!(!covers(0, 4).unwrap() && !covers(2, 1).unwrap() && covers(0, 2).unwrap() && covers(3, 1).unwrap());
     paged.userfaultfd.unregister(paged.range(3, 1)).unwrap();
     assert!(!covers(3, 1).unwrap());
@@ -153,7 +153,7 @@ fn what_one_registered_mapping_covers_is_known_without_any_effect() {
 fn a_copy_across_two_mappings_fails_whole() {
     // Rule 8: nothing of the first mapping is filled either.
     let paged = Paged::new(2, BASIC);
-    paged.memory.detach(PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
+    paged.memory.map_anew(PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
     let source = Mapping::anonymous(2 * PAGE_SIZE_BYTES).unwrap();
     let across = paged.userfaultfd.copy(paged.address(0), &source, 0, 2 * PAGE_SIZE_BYTES, false, Wake::NoThread);
     assert!(matches!(across, Err(PageError::NotMapped)), "{across:?}");
@@ -207,7 +207,7 @@ fn pages_taken_away_are_announced_before_they_go() {
 fn an_unmapped_range_is_announced() {
     let paged = Paged::new(2, BASIC | Features::UNMAP);
     let memory = Arc::clone(&paged.memory);
-    let unmapper = thread::spawn(move || memory.detach(PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap());
+    let unmapper = thread::spawn(move || memory.map_anew(PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap());
     let expected = paged.range(1, 1);
     assert!(matches!(paged.message(), Message::Unmap(range) if range == expected));
     unmapper.join().unwrap();

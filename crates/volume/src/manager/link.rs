@@ -154,7 +154,7 @@ impl<'a> LinkThread<'a> {
             match self.orders.give_up {
                 Some(GiveUp::Silence) => return Err(ControlError::TimedOut.into()),
                 Some(GiveUp::Dismissed) => {
-                    say_goodbye(self.donor, "the donor was removed from this device");
+                    say_goodbye(self.donor, "the donor was removed from this device", SILENCE_DEADLINE);
                     return Err(LinkError::Removed);
                 }
                 None if self.orders.is_over => return Ok(()),
@@ -212,29 +212,22 @@ pub fn reset(donor: &DonorEntry, reason: &str) {
     }
 }
 
-/// Ends the sessions with all of `donors` for good; the donors take their slabs back. All sessions end at the same
-/// time, so that donors that do not read cost one deadline together.
+/// Ends the sessions with all of `donors` for good; the donors take their slabs back. Donors that do not read cost one
+/// deadline together. No thread is started for it: a process at its limit of memory could not.
 pub fn say_goodbye_to_all(donors: &[Arc<DonorEntry>]) {
-    std::thread::scope(|scope| {
-        for donor in donors {
-            let thread = std::thread::Builder::new().name("goodbye".to_owned());
-            if thread.spawn_scoped(scope, || say_goodbye(donor, STOPS)).is_err() {
-                say_goodbye(donor, STOPS);
-            }
-        }
-    });
+    let end = Instant::now() + SILENCE_DEADLINE;
+    for donor in donors {
+        say_goodbye(donor, STOPS, end.saturating_duration_since(Instant::now()));
+    }
 }
 
 const STOPS: &str = "the device stops";
 
-fn say_goodbye(donor: &DonorEntry, reason: &str) {
+fn say_goodbye(donor: &DonorEntry, reason: &str, patience: Duration) {
     if let Some(session) = donor.session() {
         // A donor that does not get the goodbye notices the closed socket.
-        let _ = session
-            .sender
-            .clone()
-            .with_patience(SILENCE_DEADLINE)
-            .send(&Message::Goodbye { reason: reason.to_owned() }, None);
+        let _ =
+            session.sender.clone().with_patience(patience).send(&Message::Goodbye { reason: reason.to_owned() }, None);
         session.sender.close();
     }
 }

@@ -53,6 +53,15 @@ pub enum StateError {
     System(#[from] io::Error),
 }
 
+/// When the memory of a state is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    /// From the start on, and locked: the machine may page to the device when it has no memory left.
+    Locked,
+    /// Each page when it is touched: the machine never waits for this process.
+    AsUsed,
+}
+
 /// A device's surviving state, mapped and locked; see the module text.
 #[derive(Debug)]
 pub struct DeviceState {
@@ -60,6 +69,7 @@ pub struct DeviceState {
     geometry: Geometry,
     settings: Settings,
     protection: ProtectionKind,
+    presence: Presence,
     words: Words,
     header: Header,
     // Held for the lock: the key is in it, and an ordinary user may lock no more than that.
@@ -82,15 +92,26 @@ impl DeviceState {
 
     /// Begins a state for `config` in `file`, or goes on with the one that a dead process left there.
     pub fn open(file: Memfd, config: &VolumeConfig) -> Result<Self, VolumeError> {
-        let geometry = config.check()?;
-        let settings = Settings::of(config, geometry);
-        Self::map(file, geometry, settings, config).map_err(|error| match error {
+        Self::open_with(file, config, Presence::Locked)
+    }
+
+    /// A new state for a process that serves programs and not the machine: it takes as much memory as is used of it.
+    pub fn as_used(config: &VolumeConfig) -> Result<Self, VolumeError> {
+        let settings = Settings::of(config, config.check()?);
+        let file = Memfd::create(FILE_NAME, size_bytes(&settings));
+        let file = file.map_err(VolumeError::system("cannot reserve memory for the state of the device"))?;
+        Self::open_with(file, config, Presence::AsUsed)
+    }
+
+    fn open_with(file: Memfd, config: &VolumeConfig, presence: Presence) -> Result<Self, VolumeError> {
+        Self::map(file, config.check()?, config, presence).map_err(|error| match error {
             StateError::Refused(refused) => VolumeError::State(refused),
             StateError::System(source) => VolumeError::system("cannot set the state of the device up")(source),
         })
     }
 
-    fn map(file: Memfd, geometry: Geometry, settings: Settings, config: &VolumeConfig) -> Result<Self, StateError> {
+    fn map(file: Memfd, geometry: Geometry, config: &VolumeConfig, presence: Presence) -> Result<Self, StateError> {
+        let settings = Settings::of(config, geometry);
         if file.length_bytes() < (HEADER_WORDS * WORD_SIZE_BYTES) as u64 {
             return Err(StateRefused::Foreign.into());
         }
@@ -103,7 +124,11 @@ impl DeviceState {
         if file.length_bytes() != size_bytes(&settings) {
             return Err(StateRefused::Foreign.into());
         }
-        let words = Words::over(AtomicWords::shared(&file, word_count(&settings))?);
+        let count = word_count(&settings);
+        let words = Words::over(match presence {
+            Presence::Locked => AtomicWords::shared(&file, count)?,
+            Presence::AsUsed => AtomicWords::shared_as_used(&file, count)?,
+        });
         let header = Header::over(words.part(0, HEADER_WORDS));
         if !resumed {
             note_donors(&header.records(), &config.donors);
@@ -111,7 +136,7 @@ impl DeviceState {
             header.begin(&settings, BorrowerId(u128::from_le_bytes(random_bytes()?)), &key);
         }
         let protection = config.protection();
-        Ok(Self { file, geometry, settings, protection, words, header, _locked_head: head, resumed })
+        Ok(Self { file, geometry, settings, protection, presence, words, header, _locked_head: head, resumed })
     }
 
     /// Whether a process before this one served the device.
@@ -166,7 +191,10 @@ impl DeviceState {
         let pages = self.settings.backlog_pages as usize;
         let journal = self.words.part(journal_first, Journal::words(pages));
         let contents = Mapping::shared_at(&self.file, words_bytes(&self.settings), pages * PAGE_SIZE_BYTES)?;
-        let pool = BufferPool::over(contents, pages, PAGE_SIZE_BYTES)?;
+        let pool = match self.presence {
+            Presence::Locked => BufferPool::over(contents, pages, PAGE_SIZE_BYTES)?,
+            Presence::AsUsed => BufferPool::as_used(contents, pages, PAGE_SIZE_BYTES)?,
+        };
         Ok(DiskCopy { backlog: Backlog::over(journal), pool: Arc::clone(&pool) })
     }
 }
