@@ -11,10 +11,10 @@ use spillway_control::checks::{self, hindrance};
 use spillway_control::mend;
 use spillway_control::registry::Registry;
 use spillway_control::system::System;
+use spillway_device_process::revival;
 use spillway_report::run::Way;
 
 use crate::arguments::DoctorArguments;
-use crate::device::revival;
 
 /// The whole answer; its JSON form is stable.
 #[derive(Clone, Debug, Serialize)]

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 use spillway_console::failure::Failure;
-use spillway_console::output;
-use spillway_console::say;
+use spillway_console::{output, say};
 use spillway_control::mend;
 use spillway_control::mender::Mender;
 use spillway_control::registry::{Entry, Registry};
 use spillway_control::sandbox::{self, Places, Reach, Restricting, Sandbox, SandboxChoice};
 use spillway_control::status_socket::{Answer, Question, StatusServer};
+use spillway_device_process::storage;
 use spillway_donor::host_memory::{self, Bound};
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key_source::KeySource;
@@ -36,7 +36,6 @@ use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::{core_dumps, memory_group, paging_safety};
 
 use crate::arguments::DonateArguments;
-use crate::device::storage;
 use crate::{limits, machine_weight};
 
 /// How often the process looks at its signals and its owner.

@@ -16,6 +16,7 @@ use spillway_console::progress_line::ProgressLine;
 use spillway_console::{output, say};
 use spillway_control::cluster_donors::agents_view;
 use spillway_control::registry::{Found, Registry};
+use spillway_device_process::storage;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::message::{DrainOrder, Message};
 use spillway_fabric::control::{ControlChannel, ControlError};
@@ -27,7 +28,6 @@ use spillway_report::kind::Kind;
 use spillway_sys::socket_file;
 
 use crate::arguments::DrainArguments;
-use crate::device::storage;
 use crate::limits;
 
 /// Between two looks.

@@ -9,10 +9,10 @@ use serde_json::json;
 use spillway_console::failure::Failure;
 use spillway_console::output;
 use spillway_console::output::OutputArguments;
+use spillway_device_process::storage;
 use spillway_fabric::key::ClusterKey;
 
 use crate::arguments::key::{KeyCommand, RotateArguments, RotateCommand};
-use crate::device::storage;
 
 /// Does it and prints the names of the keys that the file then has.
 pub(crate) fn execute(command: &KeyCommand) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 //! In reading order:
 //! - [`arguments`]: the command line; [`causes`]: limits behind an error of the kernel.
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`]: its local part.
-//! - [`device`]: block devices, each in a process of its own; [`swap_command`]: swapping to one.
+//! - [`device_command`]: block devices; [`swap_command`]: swapping to one.
 //! - [`trace`]: page faults recorded, replayed and plotted; [`trace_file`]: their files.
 //! - [`sizing`]: how much memory a program needs.
 //! - [`donate`]: lending; [`agent`]: the daemon; [`cluster_command`]: the machines that it knows;
@@ -15,14 +15,13 @@
 
 mod agent;
 mod arguments;
-mod as_typed;
 mod budget;
 mod callers_preload;
 mod causes;
 mod cluster_command;
 #[cfg(test)]
 mod decoders_tests;
-mod device;
+mod device_command;
 mod doctor;
 mod donate;
 mod donor_command;
@@ -45,6 +44,7 @@ use serde_json::json;
 use spillway_console::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use spillway_console::{log_writer, output, say};
 use spillway_control::{mender, sandbox};
+use spillway_device_process::{keeper, prefetch, serve};
 use spillway_machine::interruption;
 use spillway_observe::{refill, status, top};
 use spillway_report::run::Ending;
@@ -146,7 +146,7 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Size(arguments) => return sizing::execute(&arguments),
         Command::BecomeProgram(arguments) => return Err(run::become_program::become_program(&arguments)),
         Command::Swap(command) => swap_command::execute(&command)?,
-        Command::Device(command) => device::command::execute(&command)?,
+        Command::Device(command) => device_command::execute(&command)?,
         Command::Donate(arguments) => donate::execute(&arguments)?,
         Command::Status(arguments) => {
             if arguments.wait {
@@ -164,10 +164,10 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Agent(arguments) => agent::execute(&arguments)?,
         Command::WitnessSignals => run::group_signals::witness()?,
         Command::GenerateFiles(arguments) => generated_files::write(&arguments.share)?,
-        Command::PrefetchSwap(arguments) => device::prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,
+        Command::PrefetchSwap(arguments) => prefetch::process::prefetch(&arguments.plan, &arguments.entry)?,
         Command::ServeDevice(arguments) => match &arguments.kept {
-            Some(handed) => device::serve::serve(&arguments.launched, handed, io_flusher)?,
-            None => device::keeper::keep(&arguments.launched)?,
+            Some(handed) => serve::serve(&arguments.launched, handed, io_flusher)?,
+            None => keeper::keep(&arguments.launched)?,
         },
     }
     Ok(Ending::Exited(EXIT_DONE))

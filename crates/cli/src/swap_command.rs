@@ -7,6 +7,8 @@ use spillway_control::device_record::DeviceRecord;
 use spillway_control::mend;
 use spillway_control::registry::{Found, Registry};
 use spillway_control::take_down::stop_device_process;
+use spillway_device_process::prefetch::plan::PrefetchPlan;
+use spillway_device_process::revival::revive;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::reserve::Reserve;
 use spillway_machine::{swap_area, swap_list};
@@ -15,9 +17,7 @@ use spillway_report::kind::Kind;
 use spillway_report::status::Item;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
-use crate::device::command::{Purpose, chosen, start};
-use crate::device::prefetch::plan::PrefetchPlan;
-use crate::device::revival::revive;
+use crate::device_command::{Purpose, chosen, start};
 use crate::donor_command::{self, Among};
 
 /// Runs one of the subcommands.
@@ -34,7 +34,7 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
 fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let prefetch = PrefetchPlan::new(arguments)?;
+    let prefetch = PrefetchPlan::new(arguments.prefetch, &arguments.prefetch_cgroups, &arguments.prefetch_processes)?;
     let purpose = Purpose::Swap(prefetch.as_ref());
     let mut device = start(&registry, &arguments.name, &arguments.device, purpose, &interruption)?;
     let path = device.path().to_path_buf();

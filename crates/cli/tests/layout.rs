@@ -12,7 +12,7 @@ use tree::{files, root};
 mod tree;
 
 /// Every crate, the floor first. A crate imports only crates before it.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "sys",
     "machine",
     "plot",
@@ -30,6 +30,7 @@ const ORDER: [&str; 22] = [
     "console",
     "control",
     "observe",
+    "device_process",
     "virtual_machine",
     "testing",
     "workloads",
@@ -325,7 +326,7 @@ fn every_dependency_is_used() {
 
 /// Modules that decide: no clock, no randomness without a seed, no threads, no files.
 const DECISIONS: [&str; 88] = [
-    "crates/cli/src/device/restarts.rs",
+    "crates/device_process/src/restarts.rs",
     "crates/policy/src/lib.rs",
     "crates/volume/src/steward/mod.rs",
     "crates/volume/src/steward/activity.rs",

@@ -6,8 +6,9 @@
 //!   `library_place`: what paged programs load. [`device_record`]: what a device tells those that come after it.
 //! - [`take_down`]: the way out of a run, also of one that died; [`mend`]: what is left of the dead; [`mender`]: a
 //!   process that waits to do that.
-//! - [`storage_arguments`]: where pages go, as a user says it. [`own_donors`]: donors for a user who names none;
-//!   [`cluster_donors`]: those of a cluster. [`donor_change`]: other ones for what is in use.
+//! - [`storage_arguments`]: where pages go, as a user says it; [`as_typed`]: settings written as a user types them.
+//! - [`own_donors`]: donors for a user who names none; [`cluster_donors`]: those of a cluster. [`donor_change`]: other
+//!   ones for what is in use.
 //! - [`sandbox`]: what processes give up that other machines speak to.
 //! - [`system`]: where facts about the machine are read from; [`checks`]: what kernel and user can do.
 //! - [`limits`]: every bound.
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod as_typed;
 pub mod checks;
 pub mod cluster_donors;
 #[cfg(test)]

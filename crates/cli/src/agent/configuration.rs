@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_console::output::OutputArguments;
+use spillway_control::as_typed;
 use spillway_control::sandbox::SandboxChoice;
+use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::size::Size;
@@ -23,9 +25,8 @@ use spillway_volume::settings::transport::TransportChoice;
 
 use super::cluster::role::ClusterRole;
 use crate::arguments::DonateArguments;
-use crate::arguments::run::PrefetchChoice;
+use crate::limits;
 use crate::machine_weight::MachineWeight;
-use crate::{as_typed, limits};
 
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -361,8 +361,9 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
 
 #[cfg(test)]
 mod tests {
+    use spillway_device_process::prefetch::choice::PrefetchChoice;
+
     use super::*;
-    use crate::arguments::run::PrefetchChoice;
 
     #[test]
     fn the_roles_become_the_same_arguments_as_on_the_command_line() {

@@ -18,6 +18,7 @@ use spillway_console::output::OutputArguments;
 use spillway_console::say;
 use spillway_control::sandbox::SandboxChoice;
 use spillway_control::storage_arguments::{StorageArguments, slab_size};
+use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_machine::limits::SWAP_PRIORITY_MAX;
@@ -25,7 +26,7 @@ use spillway_machine::size::Size;
 use spillway_observe::top::arguments::TopArguments;
 
 use self::key::KeyCommand;
-use self::run::{BecomeArguments, PrefetchChoice, RunArguments};
+use self::run::{BecomeArguments, RunArguments};
 use self::setup::{SetupArguments, UninstallCheckArguments};
 use self::sizing::SizingArguments;
 use self::status::StatusArguments;

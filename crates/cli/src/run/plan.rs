@@ -10,6 +10,9 @@ use spillway_control::own_donors::{OwnDonors, OwnDonorsPlan, own_size_bytes};
 use spillway_control::registry::Registry;
 use spillway_control::storage_arguments::StorageArguments;
 use spillway_control::take_down::{device_name, donor_prefix};
+use spillway_device_process::handover::LaunchedDevice;
+use spillway_device_process::prefetch::choice::PrefetchChoice;
+use spillway_device_process::storage::{self, StorageSettings};
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -24,10 +27,7 @@ use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 
 use super::recording::Recording;
-use crate::arguments::run::{PrefetchChoice, RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
-use crate::device::handover::LaunchedDevice;
-use crate::device::storage::{self, StorageSettings};
-use crate::limits;
+use crate::arguments::run::{RunArguments, RunEagerEviction, RunHugePages, SharedMemoryChoice};
 
 /// A run, decided.
 #[derive(Clone, Debug)]
@@ -187,6 +187,6 @@ fn disk_size_bytes(storage: &StorageArguments) -> Result<u64, Failure> {
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
     Ok((found.free_bytes / 2)
-        .saturating_sub(limits::BACKING_RESERVE_BYTES)
+        .saturating_sub(spillway_device_process::limits::BACKING_RESERVE_BYTES)
         .max(spillway_control::limits::DEVICE_SIZE_BYTES_MIN))
 }

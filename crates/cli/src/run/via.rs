@@ -11,6 +11,7 @@ use spillway_console::failure::Failure;
 use spillway_control::checks::check::{Check, State};
 use spillway_control::checks::{self, hindrance};
 use spillway_control::system::System;
+use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
@@ -19,7 +20,7 @@ use spillway_report::run::{Choice, Way};
 use spillway_sys::memory_group;
 use spillway_volume::settings::mapping::MappingPolicy;
 
-use crate::arguments::run::{PrefetchChoice, RunArguments, Via};
+use crate::arguments::run::{RunArguments, Via};
 
 /// Programs that keep their memory in shared objects, which the pager leaves local.
 const PROGRAMS_WITH_SHARED_MEMORY: [&str; 3] = ["postgres", "postmaster", "pg_ctl"];

@@ -16,6 +16,7 @@ use spillway_control::own_donors::OwnDonors;
 use spillway_control::registry::{Entry, Registry};
 use spillway_control::sandbox::{self, Borrower};
 use spillway_control::take_down::take_down_run;
+use spillway_device_process::launch::tell_missing;
 use spillway_machine::cgroup::usage::GroupUsage;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::memory::Memory;
@@ -35,7 +36,6 @@ use super::statistics::Statistics;
 use super::watch::{self, Governed};
 use crate::arguments::run::RunArguments;
 use crate::budget::Budget;
-use crate::device::launch::tell_missing;
 use crate::limits;
 
 /// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).

@@ -14,6 +14,8 @@ use spillway_control::registry::{Entry, Registry};
 use spillway_control::status_socket::{self, Question};
 use spillway_control::take_down::take_down_run;
 use spillway_device::fault_recording::FaultRecording;
+use spillway_device_process::launch::{RunningDevice, launch};
+use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_machine::interruption::Interruption;
 use spillway_machine::size::LocalBudget;
@@ -27,8 +29,7 @@ use super::program::{Becoming, Found, Program};
 use super::statistics::Statistics;
 use super::swap_prefetch::{PrefetchedGroup, SwapPrefetching};
 use super::watch;
-use crate::arguments::run::{PrefetchChoice, RunArguments};
-use crate::device::launch::{RunningDevice, launch};
+use crate::arguments::run::RunArguments;
 use crate::limits;
 
 /// Everything that a run has started; taken down when dropped.

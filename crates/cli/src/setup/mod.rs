@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 
 use spillway_console::failure::Failure;
 use spillway_console::output;
+use spillway_device_process::storage::backing_directory;
 use spillway_machine::filesystem::FileSystem;
 use spillway_machine::memory::Memory;
 
@@ -22,7 +23,6 @@ use self::dialogue::{Answers, Dialogue, Ground, KeyOrigin, Known};
 use self::plan::{Facts, Plan, Service};
 use crate::agent::configuration::Configuration;
 use crate::arguments::setup::SetupArguments;
-use crate::device::storage::backing_directory;
 
 /// Where the packaged service reads its configuration.
 const SERVICE_DIRECTORY: &str = "/etc/spillway";

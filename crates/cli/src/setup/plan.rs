@@ -113,10 +113,10 @@ pub(crate) fn plan(answers: &Answers, facts: &Facts, may_replace: bool) -> Resul
     let mut plan = Plan::default();
     let keeps_copy = answers.redundancy.is_none_or(|redundancy| redundancy.disk);
     if let Some(bytes) = answers.borrow_bytes.filter(|_| keeps_copy)
-        && bytes + limits::BACKING_RESERVE_BYTES > facts.disk_free_bytes
+        && bytes + spillway_device_process::limits::BACKING_RESERVE_BYTES > facts.disk_free_bytes
         && facts.former.is_none()
     {
-        let wanted = human(bytes + limits::BACKING_RESERVE_BYTES);
+        let wanted = human(bytes + spillway_device_process::limits::BACKING_RESERVE_BYTES);
         return Err(PlanError::DiskTooSmall { wanted, free: human(facts.disk_free_bytes) });
     }
     let main_file = facts.directory.join("spillway.toml");

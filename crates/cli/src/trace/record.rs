@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use spillway_console::failure::Failure;
+use spillway_device_process::prefetch::choice::PrefetchChoice;
 use spillway_machine::size::human;
 use spillway_policy::trace::Kind;
 use spillway_report::run::Ending;
 
-use crate::arguments::run::PrefetchChoice;
 use crate::arguments::trace::RecordArguments;
 use crate::limits::TRACE_BYTES_MAX;
 use crate::run;

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spillway_console::failure::Failure;
+use spillway_device_process::storage;
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::key_source::KeySource;
@@ -39,7 +40,6 @@ use tracing::Level;
 use self::identity_file::IdentityFile;
 use self::role::ClusterRole;
 use self::told::Told;
-use crate::device::storage;
 
 /// Where a machine hears datagrams that lends nothing and was not told.
 const LISTEN_DEFAULT: &str = "0.0.0.0:7070";

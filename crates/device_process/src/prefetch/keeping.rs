@@ -157,7 +157,7 @@ fn start(plan: &PrefetchPlan, entry: &Path) -> std::io::Result<Option<ChildProce
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::run::PrefetchChoice;
+    use crate::prefetch::choice::PrefetchChoice;
 
     fn kept(entry: &Path) -> KeptPrefetching {
         let plan = PrefetchPlan::of_all(PrefetchChoice::Streams);

@@ -7,12 +7,11 @@ use spillway_console::failure::Failure;
 use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use crate::arguments::SwapOnArguments;
-use crate::arguments::run::PrefetchChoice;
+use crate::prefetch::choice::PrefetchChoice;
 
 /// Which pages come ahead from swap, and for which processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PrefetchPlan {
+pub struct PrefetchPlan {
     policy: PrefetchChoice,
     /// Processes in these memory cgroups, and in the groups in them.
     pub(crate) cgroups: Vec<PathBuf>,
@@ -21,10 +20,8 @@ pub(crate) struct PrefetchPlan {
 }
 
 impl PrefetchPlan {
-    /// What the arguments say; nothing where the kernel's read-ahead is all that is asked for.
-    pub(crate) fn new(arguments: &SwapOnArguments) -> Result<Option<Self>, Failure> {
-        let (cgroups, names) = (&arguments.prefetch_cgroups, &arguments.prefetch_processes);
-        let policy = arguments.prefetch;
+    /// What a user means with these options; nothing where the kernel's read-ahead is all that is asked for.
+    pub fn new(policy: PrefetchChoice, cgroups: &[PathBuf], names: &[String]) -> Result<Option<Self>, Failure> {
         let asks_for_pages = policy.policy().is_some_and(|policy| policy != PrefetchPolicy::None);
         let is_filtered = !cgroups.is_empty() || !names.is_empty();
         if is_filtered && !asks_for_pages {
@@ -35,7 +32,7 @@ impl PrefetchPlan {
         }
         let hierarchy = Hierarchy::detect();
         let cgroups = cgroups.iter().map(|path| checked(path, hierarchy.as_ref())).collect::<Result<_, _>>()?;
-        let plan = Self { policy, cgroups, names: names.clone() };
+        let plan = Self { policy, cgroups, names: names.to_vec() };
         Ok((policy != PrefetchChoice::Kernel).then_some(plan))
     }
 
@@ -73,35 +70,31 @@ fn checked(path: &Path, hierarchy: Option<&Hierarchy>) -> Result<PathBuf, Failur
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::arguments::{Arguments, Command, SwapCommand};
 
-    fn plan(options: &str) -> Result<Option<PrefetchPlan>, Failure> {
-        let line = format!("spillway swap on --size 1G --donor a:1 {options}");
-        let arguments = Arguments::try_parse_from(line.split_whitespace()).unwrap();
-        let Command::Swap(SwapCommand::On(arguments)) = arguments.command else { panic!("not swap on") };
-        PrefetchPlan::new(&arguments)
+    fn plan(policy: PrefetchChoice, cgroups: &[&str], names: &[&str]) -> Result<Option<PrefetchPlan>, Failure> {
+        let cgroups: Vec<PathBuf> = cgroups.iter().map(PathBuf::from).collect();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        PrefetchPlan::new(policy, &cgroups, &names)
     }
 
     #[test]
     fn the_kernels_read_ahead_is_the_default_and_needs_no_plan() {
-        assert_eq!(plan("").unwrap(), None);
-        assert_eq!(plan("--prefetch none").unwrap().unwrap().policy(), PrefetchPolicy::None);
-        let plan = plan("--prefetch streams --prefetch-process java --prefetch-process redis-server").unwrap().unwrap();
+        assert_eq!(plan(PrefetchChoice::Kernel, &[], &[]).unwrap(), None);
+        assert_eq!(plan(PrefetchChoice::None, &[], &[]).unwrap().unwrap().policy(), PrefetchPolicy::None);
+        let plan = plan(PrefetchChoice::Streams, &[], &["java", "redis-server"]).unwrap().unwrap();
         assert_eq!((plan.policy(), plan.names.len(), plan.is_for_all()), (PrefetchPolicy::Streams, 2, false));
     }
 
     #[test]
     fn what_cannot_be_is_named() {
-        for (options, expected) in [
-            ("--prefetch-process java", "--prefetch streams"),
-            ("--prefetch none --prefetch-cgroup /sys/fs/cgroup", "--prefetch streams"),
-            ("--prefetch leap --prefetch-cgroup /etc", "memory cgroup"),
-            ("--prefetch leap --prefetch-cgroup /sys/fs/cgroup/memory/no-such-group", "memory cgroup"),
+        for (policy, cgroups, names, expected) in [
+            (PrefetchChoice::Kernel, &[][..], &["java"][..], "--prefetch streams"),
+            (PrefetchChoice::None, &["/sys/fs/cgroup"], &[], "--prefetch streams"),
+            (PrefetchChoice::Leap, &["/etc"], &[], "memory cgroup"),
+            (PrefetchChoice::Leap, &["/sys/fs/cgroup/memory/no-such-group"], &[], "memory cgroup"),
         ] {
-            let failure = plan(options).unwrap_err();
+            let failure = plan(policy, cgroups, names).unwrap_err();
             assert!(matches!(failure, Failure::Usage(_)) && failure.to_string().contains(expected), "{failure}");
         }
     }

@@ -9,6 +9,7 @@ use std::{env, fs};
 use serde::{Deserialize, Serialize};
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_console::failure::Failure;
+use spillway_control::as_typed;
 use spillway_control::own_donors::OwnDonors;
 use spillway_control::storage_arguments::StorageArguments;
 use spillway_fabric::address::DonorAddress;
@@ -23,7 +24,6 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::settings::wrapper::QueuePairWrapper;
 
-use crate::as_typed;
 use crate::limits;
 
 /// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
@@ -40,7 +40,7 @@ fn user_directory(variable: &str, below_home: &str) -> Option<PathBuf> {
 }
 
 /// Where backing files lie if no file is named.
-pub(crate) fn backing_directory() -> PathBuf {
+pub fn backing_directory() -> PathBuf {
     let own = || user_directory("XDG_STATE_HOME", ".local/state");
     if rustix::process::geteuid().is_root() { None } else { own() }.unwrap_or_else(|| BACKING_DIRECTORY.into())
 }
@@ -48,53 +48,53 @@ pub(crate) fn backing_directory() -> PathBuf {
 /// Where the pages of a device or of a run go and how they travel: decided from what was typed or configured, and one
 /// value from there to the volume. Its JSON has each setting as a user types it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StorageSettings {
+pub struct StorageSettings {
     /// Bytes of all pages.
-    pub(crate) size_bytes: u64,
+    pub size_bytes: u64,
     /// Bytes of a slab.
-    pub(crate) slab_size_bytes: u64,
+    pub slab_size_bytes: u64,
     /// Donors' addresses.
     #[serde(with = "as_typed::list")]
-    pub(crate) donors: Vec<DonorAddress>,
+    pub donors: Vec<DonorAddress>,
     /// The cluster whose donors these are, and later ones too.
     #[serde(default)]
-    pub(crate) follows: Option<String>,
+    pub follows: Option<String>,
     /// The cluster key file.
-    pub(crate) key_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
     /// The setting for copies.
     #[serde(with = "as_typed")]
-    pub(crate) redundancy: Redundancy,
+    pub redundancy: Redundancy,
     /// The backing file.
-    pub(crate) backing: Option<PathBuf>,
+    pub backing: Option<PathBuf>,
     /// Whether the backing file was not named by the user, and is removed with the device.
-    pub(crate) backing_temporary: bool,
+    pub backing_temporary: bool,
     /// When slabs get their donor.
     #[serde(with = "as_typed")]
-    pub(crate) mapping: MappingPolicy,
+    pub mapping: MappingPolicy,
     /// How pages travel.
     #[serde(with = "as_typed")]
-    pub(crate) transport: TransportChoice,
+    pub transport: TransportChoice,
     /// Whether pages are sealed.
     #[serde(with = "as_typed")]
-    pub(crate) seal: SealChoice,
+    pub seal: SealChoice,
     /// Whether pages that are not sealed are checked.
     #[serde(with = "as_typed")]
-    pub(crate) check: CheckChoice,
+    pub check: CheckChoice,
     /// When idle CPUs are kept awake.
     #[serde(with = "as_typed")]
-    pub(crate) keep_awake: KeepAwake,
+    pub keep_awake: KeepAwake,
     /// How the kernel reaches the device.
     #[serde(with = "as_typed")]
-    pub(crate) frontend: FrontEndChoice,
+    pub frontend: FrontEndChoice,
     /// Most bytes of pages a second, both directions together.
     #[serde(default)]
-    pub(crate) bandwidth_bytes_per_second: Option<u64>,
+    pub bandwidth_bytes_per_second: Option<u64>,
 }
 
 impl StorageSettings {
     /// What `arguments` say for the device `name`, with what its kind decides: the size, the copies, and the key file.
     /// Fails if the backing file cannot hold the device.
-    pub(crate) fn decide(
+    pub fn decide(
         arguments: &StorageArguments,
         name: &str,
         size_bytes: u64,
@@ -122,19 +122,19 @@ impl StorageSettings {
     }
 
     /// The same with donors of its own besides.
-    pub(crate) fn with_own(&self, own: &OwnDonors) -> Self {
+    pub fn with_own(&self, own: &OwnDonors) -> Self {
         let mut settings = self.clone();
         settings.donors.extend_from_slice(own.addresses());
         settings
     }
 
     /// The backing file, if it goes with the device.
-    pub(crate) fn temporary_backing(&self) -> Option<&Path> {
+    pub fn temporary_backing(&self) -> Option<&Path> {
         self.backing.as_deref().filter(|_| self.backing_temporary)
     }
 
     /// The volume of the device `name`.
-    pub(crate) fn volume(&self, name: &str) -> VolumeConfig {
+    pub fn volume(&self, name: &str) -> VolumeConfig {
         VolumeConfig {
             name: name.to_owned(),
             size_bytes: self.size_bytes,
@@ -156,7 +156,7 @@ impl StorageSettings {
 }
 
 /// The setting for copies, for a device that uses donors of other machines or owners.
-pub(crate) fn redundancy(arguments: &StorageArguments) -> Redundancy {
+pub fn redundancy(arguments: &StorageArguments) -> Redundancy {
     arguments.redundancy.unwrap_or(Redundancy::DISK)
 }
 
@@ -221,7 +221,7 @@ fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
 
 /// The key file to use: the one named, none, or the default. Root's is made on first use; a user's must have been
 /// copied from a machine of the cluster, because a key that no other process has would open nothing.
-pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
+pub fn key_file(named: Option<&Path>) -> Option<PathBuf> {
     match named {
         Some(path) if path == Path::new("none") => None,
         // The process that reads it may run elsewhere.

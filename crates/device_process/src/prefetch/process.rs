@@ -23,7 +23,7 @@ use crate::limits::PREFETCH_REPORT_INTERVAL;
 const REPORT: &str = "prefetch.json";
 
 /// Prefetches until it is killed, or its parent has ended.
-pub(crate) fn prefetch(plan_text: &str, entry: &Path) -> Result<(), Failure> {
+pub fn prefetch(plan_text: &str, entry: &Path) -> Result<(), Failure> {
     // Inherited from the keeper; pages that come in here need room, which is made by I/O.
     let _ = paging_safety::give_up_input_output_flusher();
     let plan: PrefetchPlan = serde_json::from_str(plan_text).map_err(Failure::usage)?;
@@ -81,7 +81,7 @@ pub(crate) fn report(plan: Option<&PrefetchPlan>, entry: &Path) -> PrefetchRepor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::run::PrefetchChoice;
+    use crate::prefetch::choice::PrefetchChoice;
 
     #[test]
     fn a_device_tells_what_was_written_down_last() {

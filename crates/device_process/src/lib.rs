@@ -1,5 +1,8 @@
-//! Block devices of ours, each in a process of its own.
+//! Block devices of ours, each in processes of its own.
 //!
+//! What a device is made of lies in `spillway_device`; here is how its processes begin, live and end.
+//!
+//! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
 //! - [`launch`]: starts the process and waits until the device is there.
 //! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may
 //!   die.
@@ -7,15 +10,16 @@
 //! - [`handover`]: what these processes tell one another.
 //! - [`revival`]: one that was given up, when its pages are wanted back.
 //! - [`prefetch`]: pages that come ahead from the machine's swap.
-//! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
-//! - [`command`]: `spillway device on`, `off` and `status`.
+//! - [`limits`]: every bound.
 
-pub(crate) mod command;
-pub(crate) mod handover;
-pub(crate) mod keeper;
-pub(crate) mod launch;
-pub(crate) mod prefetch;
+#![forbid(unsafe_code)]
+
+pub mod handover;
+pub mod keeper;
+pub mod launch;
+pub mod limits;
+pub mod prefetch;
 mod restarts;
-pub(crate) mod revival;
-pub(crate) mod serve;
-pub(crate) mod storage;
+pub mod revival;
+pub mod serve;
+pub mod storage;

@@ -35,7 +35,7 @@ fn ask(found: &Found) -> Served {
 }
 
 /// Makes sure that a process serves the device; one that is served is left alone.
-pub(crate) fn revive(found: &Found) -> Result<(), Failure> {
+pub fn revive(found: &Found) -> Result<(), Failure> {
     if ask(found) != Served::GivenUp {
         return Ok(());
     }
@@ -61,7 +61,7 @@ fn given_up(registry: &Registry) -> Result<Vec<Found>, Failure> {
 }
 
 /// The devices that were given up, in words.
-pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
+pub fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(given_up(registry)?
         .iter()
         .map(|found| format!("{}, which was given up and fails requests", found.title()))
@@ -69,7 +69,7 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
 }
 
 /// Tries all devices that were given up again; gives one line for each.
-pub(crate) fn revive_all(registry: &Registry) -> Result<Vec<String>, Failure> {
+pub fn revive_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     let tried = given_up(registry)?.into_iter().map(|found| match revive(&found) {
         Ok(()) => {
             let path = DeviceRecord::read(&found.path).and_then(|record| record.path).unwrap_or_default();
@@ -94,8 +94,9 @@ fn wait_served(mut ask: impl FnMut() -> Served, patience: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use spillway_control::test_support::temporary_registry;
+
+    use super::*;
 
     #[test]
     fn a_device_that_comes_back_is_waited_for_through_silence() {

@@ -3,8 +3,8 @@
 //! It owns the device's entry, and holds and locks the memory in which the device's state lies. The serving process
 //! is its child, of the same program. A child that ends well ends the keeper too. One that dies while it serves is
 //! started again, and goes on with the memory, after a pause that grows. Where lives served nothing too often
-//! ([`super::restarts`]), the device is given up: the keeper keeps the pages, has another process fail requests that
-//! would wait else, says so in `status`, and waits for a SIGHUP (try again, [`super::revival`]) or for `off`.
+//! (`restarts`), the device is given up: the keeper keeps the pages, has another process fail requests that
+//! would wait else, says so in `status`, and waits for a SIGHUP (try again, [`crate::revival`]) or for `off`.
 //!
 //! Whatever this process does could happen while the machine's swap is dead, so it does next to nothing: all its
 //! memory, its program included, is locked, and it never waits for I/O of its own.
@@ -37,17 +37,17 @@ use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::state::records::Milestone;
 use spillway_volume::status::DeviceStatus;
 
-use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
-use super::prefetch::keeping::KeptPrefetching;
-use super::restarts::{Life, Next, Restarts};
-use super::serve;
+use crate::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use crate::limits::{RESTART_PAUSE_MAX, RESTARTS_MAX};
+use crate::prefetch::keeping::KeptPrefetching;
+use crate::restarts::{Life, Next, Restarts};
+use crate::serve;
 
 /// How often the keeper looks at its signals.
 const TURN: Duration = Duration::from_millis(100);
 
 /// Runs until the device is stopped, or cannot be served any more.
-pub(crate) fn keep(launched_text: &str) -> Result<(), Failure> {
+pub fn keep(launched_text: &str) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
     let signals = Signals::watch()?;
     match Keeper::prepare(&launched) {

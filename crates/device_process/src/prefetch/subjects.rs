@@ -8,14 +8,14 @@
 //! it leave, whichever is least. Pages that are on their way for other processes count in full, so a small cgroup
 //! beside a busy one may be prefetched less for than alone, and never more.
 
-use spillway_machine::cgroup::MemoryGroup;
-use spillway_sys::lease::read_unless_leased;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use spillway_device::prefetch::headroom::{CgroupMemory, Subjects};
+use spillway_machine::cgroup::MemoryGroup;
+use spillway_sys::lease::read_unless_leased;
 use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 use spillway_sys::proc_text::words;
@@ -157,7 +157,7 @@ fn limit_of(group: &Path, version: Version) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::run::PrefetchChoice;
+    use crate::prefetch::choice::PrefetchChoice;
 
     fn subjects(cgroups: &[&Path], names: &[&str]) -> MachineSubjects {
         let mut plan = PrefetchPlan::of_all(PrefetchChoice::Streams);

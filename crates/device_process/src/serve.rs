@@ -1,5 +1,5 @@
 //! The process that serves one device: holds the [`Device`], answers on its status socket, and ends when told to. Its
-//! parent is the device's [keeper](super::keeper), which owns the entry and has the memory that outlives this
+//! parent is the device's [keeper](crate::keeper), which owns the entry and has the memory that outlives this
 //! process.
 //!
 //! It serves page-outs of a machine without memory, so before the device starts it is made safe. It never waits for
@@ -39,9 +39,9 @@ use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
-use super::handover::{KeeperHandover, LaunchedDevice, Readiness};
-use super::prefetch::process::report;
+use crate::handover::{KeeperHandover, LaunchedDevice, Readiness};
 use crate::limits;
+use crate::prefetch::process::report;
 
 /// How often the process looks at its owner and its signals.
 const TURN: Duration = Duration::from_millis(100);
@@ -58,7 +58,7 @@ enum Owner {
 }
 
 /// Runs the process until the device is stopped; `handed_text` is what its keeper hands over.
-pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
+pub fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
     let handed: KeeperHandover = serde_json::from_str(handed_text).map_err(Failure::usage)?;
     let mut notes = handed.notes.clone();

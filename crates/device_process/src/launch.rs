@@ -19,11 +19,11 @@ use spillway_machine::interruption::Interruption;
 use spillway_machine::process::{open_log, wait_for};
 use spillway_report::kind::Kind;
 
-use super::handover::{LaunchedDevice, Readiness};
+use crate::handover::{LaunchedDevice, Readiness};
 
 /// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
 #[derive(Debug)]
-pub(crate) struct RunningDevice {
+pub struct RunningDevice {
     name: String,
     path: PathBuf,
     notes: Vec<String>,
@@ -34,22 +34,22 @@ pub(crate) struct RunningDevice {
 
 impl RunningDevice {
     /// The block device.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// What is less safe than it should be, in words.
-    pub(crate) fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
     /// Where to ask it.
-    pub(crate) fn status_socket(&self) -> &Path {
+    pub fn status_socket(&self) -> &Path {
         &self.status_socket
     }
 
     /// Lets it live on without this process.
-    pub(crate) fn keep(&mut self) -> Result<(), Failure> {
+    pub fn keep(&mut self) -> Result<(), Failure> {
         let Some(mut pipe) = self.owner_pipe.take() else { return Ok(()) };
         pipe.write_all(b"keep\n").map_err(|error| Failure::during("the device's process ended", error))
     }
@@ -83,7 +83,7 @@ impl Drop for RunningDevice {
 }
 
 /// Starts the process and waits for its answer.
-pub(crate) fn launch(
+pub fn launch(
     registry: &Registry,
     launched: &LaunchedDevice,
     interruption: &Interruption,
@@ -119,7 +119,7 @@ pub(crate) fn launch(
 }
 
 /// Tells the user of donors that were named and could not be reached, each given as its address and the reason.
-pub(crate) fn tell_missing(donors: &[String]) {
+pub fn tell_missing(donors: &[String]) {
     for donor in donors {
         say!("spillway: starts without a donor, which is tried again: {donor}");
     }
