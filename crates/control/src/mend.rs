@@ -183,10 +183,8 @@ fn remove_group(registry: &Registry, found: &Found) -> Result<(), String> {
     let (Some(name), Some(hierarchy)) = (name, Hierarchy::detect()) else { return Ok(()) };
     let group = MemoryGroup::existing(&hierarchy, name);
     if found.kind != Kind::Run && group.processes().into_iter().any(|process| is_of_another(registry, process)) {
-        return Err(format!(
-            "the memory group {} has processes of another directory of what runs",
-            group.path().display()
-        ));
+        // It is theirs by now, and goes with them. The dead one has nothing in it.
+        return Ok(());
     }
     group.release_to(&hierarchy.root);
     group
