@@ -109,8 +109,7 @@ fn with_stack() -> ExitCode {
             }
             if wants_json {
                 let report = json!({"error": failed, "causes": causes, "exit_status": failure.exit_status()});
-                // Where standard output is closed, the text is there.
-                let _ = output::json(&report);
+                output::json_of_failure(&report);
             }
             if let Failure::Interrupted(signal) = failure {
                 interruption::end_by(signal);

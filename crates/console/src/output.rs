@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use serde::Serialize;
@@ -60,7 +61,19 @@ pub fn shown(text: &str) -> String {
         .collect()
 }
 
+/// Whether this process has printed a result.
+static HAS_RESULT: AtomicBool = AtomicBool::new(false);
+
+/// A failure as JSON for a program that asked for it, unless a result was printed: it has one document.
+pub fn json_of_failure(value: &impl Serialize) {
+    if !HAS_RESULT.load(Ordering::Relaxed) {
+        // Where standard output is closed, standard error has the text.
+        let _ = json(value);
+    }
+}
+
 fn write(text: &str) -> Result<(), Failure> {
+    HAS_RESULT.store(true, Ordering::Relaxed);
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::during("standard output", error)),
