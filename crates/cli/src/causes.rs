@@ -6,7 +6,7 @@
 use rustix::process::Resource;
 use spillway_machine::size::human;
 use spillway_sys::callers_limits::still_limited;
-use spillway_sys::proc_text::fields;
+use spillway_sys::proc_text::{cgroups, fields};
 
 /// One line for the user for each cause that `failure` can have on this machine.
 pub(crate) fn of(failure: &str) -> Vec<String> {
@@ -65,14 +65,16 @@ fn promised() -> Option<String> {
 fn processes() -> Option<String> {
     let limit = rustix::process::getrlimit(Resource::Nproc).current;
     let user = limit.map(|count| format!("`ulimit -u` lets this user have {count} processes and threads; raise it"));
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let group = groups.lines().find_map(|line| {
-        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-        let place = match controllers {
-            "" => "/sys/fs/cgroup",
-            "pids" => "/sys/fs/cgroup/pids",
-            _ => return None,
+    let groups = std::fs::read("/proc/self/cgroup").unwrap_or_default();
+    let group = cgroups::all(&groups).find_map(|group| {
+        let place = if group.is_version_two() {
+            "/sys/fs/cgroup"
+        } else if group.has_controller("pids") {
+            "/sys/fs/cgroup/pids"
+        } else {
+            return None;
         };
+        let path = str::from_utf8(group.path).ok()?;
         let count = std::fs::read_to_string(format!("{place}{path}/pids.max")).ok()?.trim().to_owned();
         (count != "max").then(|| format!("its control group {path} may have {count} processes and threads (pids.max)"))
     });

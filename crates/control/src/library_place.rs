@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use spillway_fabric::control::host::boot_id;
 use spillway_sys::own_files;
 
 /// Where a library may lie instead, the best first. Root's programs may be other users', so they must reach it.
@@ -76,8 +77,7 @@ fn remove_directory(path: &Path) {
 
 /// Of this boot; the same in every process.
 fn boot() -> String {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    text.trim().replace('-', "")
+    boot_id().map(|boot| format!("{:032x}", u128::from_be_bytes(boot))).unwrap_or_default()
 }
 
 fn entry_name(root: &Path, name: &str) -> io::Result<OsString> {

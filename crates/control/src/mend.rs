@@ -28,7 +28,7 @@ use spillway_sys::proc_text::strings;
 
 use crate::device_record::{DeviceRecord, is_anothers, remove_backing};
 use crate::limits;
-use crate::registry::{Found, ROOTS_DIRECTORY, Registry};
+use crate::registry::{DIRECTORY_VARIABLE, Found, ROOTS_DIRECTORY, Registry};
 use crate::take_down::{RunLeftovers, stop_device_process, take_down};
 
 /// Everything of ours whose owner is dead, in words.
@@ -196,7 +196,7 @@ fn remove_group(registry: &Registry, found: &Found) -> Result<(), String> {
 fn is_of_another(registry: &Registry, process: u32) -> bool {
     let environment = PatientReader::new(limits::GIVE_UP_DEADLINE).read(format!("/proc/{process}/environ"));
     let Ok(environment) = environment else { return false };
-    let named = strings::variable(&environment, "SPILLWAY_RUNTIME_DIRECTORY").map(OsStr::from_bytes);
+    let named = strings::variable(&environment, DIRECTORY_VARIABLE).map(OsStr::from_bytes);
     !registry.is_at(named.map_or(Path::new(ROOTS_DIRECTORY), Path::new))
 }
 

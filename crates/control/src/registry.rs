@@ -149,11 +149,14 @@ pub fn check_name(name: &str) -> Result<(), RegistryError> {
     Ok(())
 }
 
+/// The variable that names another place for what runs.
+pub const DIRECTORY_VARIABLE: &str = "SPILLWAY_RUNTIME_DIRECTORY";
+
 /// Where what runs of root's is, if no variable names another place.
 pub(crate) const ROOTS_DIRECTORY: &str = "/run/spillway";
 
 fn default_root() -> PathBuf {
-    if let Some(root) = std::env::var_os("SPILLWAY_RUNTIME_DIRECTORY") {
+    if let Some(root) = std::env::var_os(DIRECTORY_VARIABLE) {
         return root.into();
     }
     let user = rustix::process::geteuid();

@@ -124,8 +124,7 @@ impl Session {
 
     /// Says that the session ends.
     pub(crate) fn say_goodbye(&self, reason: &str, patience: Duration) {
-        // A borrower that does not get it notices the closed socket.
-        let _ = self.sender.clone().with_patience(patience).send(&Message::Goodbye { reason: reason.to_owned() }, None);
+        self.sender.say_goodbye(reason, patience);
     }
 
     /// Data connections stop, and the control thread leaves.

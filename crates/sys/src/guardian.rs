@@ -211,15 +211,15 @@ fn guard(programs: &Programs, parent: &OwnedFd) -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Waits until the process that `pidfd` is of has ended, at most `patience_ms` (-1: without end).
-fn wait_for_end(pidfd: i32, patience_ms: i32) {
+/// Waits until the process that `pidfd` is of has ended, at most `patience_ms` (-1: without end). Whether it has.
+fn wait_for_end(pidfd: i32, patience_ms: i32) -> bool {
     let mut wanted = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
     loop {
         // SAFETY: one structure of ours.
         let result = unsafe { libc::poll(&raw mut wanted, 1, patience_ms) };
         // Signals are blocked, so anything but a result is a broken descriptor: there is nothing left to wait for.
         if result >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
-            return;
+            return result != 0;
         }
     }
 }

@@ -92,8 +92,12 @@ pub fn innermost_number(pid: u32) -> Option<u32> {
 /// The user as which a process was started. Not the owner of its files in `/proc`: a process can make that root.
 pub fn user_of(pid: u32) -> io::Result<u32> {
     let status = status_of(pid)?;
-    let user = fields::value_of(&status, "Uid").and_then(|users| words::processes(users).next());
-    user.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    users_in(&status).next().ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The users in the text of a `status`: as which it was started, and is, first.
+fn users_in(status: &[u8]) -> impl Iterator<Item = u32> {
+    fields::value_of(status, "Uid").into_iter().flat_map(words::processes)
 }
 
 /// `/proc/PID/status`, which Linux writes without a lock that the process can hold.
@@ -105,8 +109,7 @@ pub fn status_of(pid: u32) -> io::Result<Vec<u8>> {
 fn is_trusted(pid: u32) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let Ok(status) = status_of(pid) else { return false };
-    let mut users = fields::value_of(&status, "Uid").into_iter().flat_map(words::processes);
-    users.any(|user| user == own || user == 0)
+    users_in(&status).any(|user| user == own || user == 0)
 }
 
 /// How often the calling thread waited for a page from a device since it started.

@@ -82,7 +82,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     }
     let program = program::find(&arguments.program)?;
     let statistics = arguments.stats.as_deref().map(statistics_file).transpose()?;
-    let choice = via::choose(arguments, program.file())?;
+    let available_bytes = memory_group::available_bytes();
+    let choice = via::choose(arguments, program.file(), available_bytes.is_some())?;
     via::check_options(choice.way, arguments)?;
     check_local(choice.way, arguments.local)?;
     let registry = Registry::open().map_err(Failure::failed)?;
@@ -90,7 +91,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         say!("spillway: {line}");
     }
     let budget_bytes = if let LocalBudget::Fixed(size) = arguments.local { Some(size.bytes) } else { None };
-    if let Some(told) = via::told_of_group(choice.way, budget_bytes, memory_group::available_bytes()) {
+    if let Some(told) = via::told_of_group(choice.way, budget_bytes, available_bytes) {
         say!("spillway: {told}");
     }
     match choice.way {

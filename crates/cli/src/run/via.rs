@@ -17,7 +17,6 @@ use spillway_machine::executable::{self, Unpageable};
 use spillway_machine::size::{LocalBudget, human};
 use spillway_pager::limits::BUDGET_BYTES_MIN;
 use spillway_report::run::{Choice, Way};
-use spillway_sys::memory_group;
 use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::run::{RunArguments, Via};
@@ -70,12 +69,12 @@ fn asked_by_options(arguments: &RunArguments) -> Option<(Way, String)> {
 }
 
 /// Chooses for a program's file on this machine.
-pub(crate) fn choose(arguments: &RunArguments, file: &Path) -> Result<Choice, Failure> {
+/// `is_bounded`: this process is in a memory group with a limit.
+pub(crate) fn choose(arguments: &RunArguments, file: &Path, is_bounded: bool) -> Result<Choice, Failure> {
     // What cannot be looked at cannot be executed either, and then says why.
     let unpageable = executable::judge(file).unwrap_or_default();
     let shared_memory = || shared_memory_of(file, &arguments.program);
-    let is_bounded = memory_group::available_bytes().is_some();
-    let checks = checks::all(&System::this());
+    let checks = checks::of_ways(&System::this());
     decide(arguments.via, &checks, file, unpageable, asked_by_options(arguments), shared_memory, is_bounded)
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use spillway_console::failure::Failure;
 use spillway_console::output;
 use spillway_control::mend;
-use spillway_control::registry::Registry;
+use spillway_control::registry::{DIRECTORY_VARIABLE, Registry};
 use spillway_fabric::plain_text::plain;
 use spillway_machine::cgroup::MemoryGroup;
 use spillway_observe::status;
@@ -193,7 +193,7 @@ fn describe(pid: u32, reader: &PatientReader) -> Option<Stranger> {
     // Its process may write anything there.
     let text = |bytes: &[u8]| plain(&String::from_utf8_lossy(bytes)).into_owned();
     let command = strings::all(&file("cmdline").ok()?).nth(1).map(text).unwrap_or_default();
-    let registry = strings::variable(&file("environ").unwrap_or_default(), "SPILLWAY_RUNTIME_DIRECTORY").map(text);
+    let registry = strings::variable(&file("environ").unwrap_or_default(), DIRECTORY_VARIABLE).map(text);
     let user = user_of(pid).ok()?;
     Some(Stranger { pid, command, registry, user })
 }

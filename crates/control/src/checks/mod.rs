@@ -34,8 +34,22 @@ pub fn hindrance(checks: &[Check], way: Way) -> Option<&Check> {
     checks.iter().find(|check| check.needed_for == way && check.state == State::Bad)
 }
 
-/// Every capability, those that a swap device needs first.
+/// Every capability, those that a swap device needs first, and what of the machine stands in their way.
 pub fn all(system: &System) -> Vec<Check> {
+    let mut checks = of_swap_devices(system);
+    checks.extend(interplay_checks::all(system));
+    checks.extend(pager_checks::all(system));
+    checks
+}
+
+/// What decides whether a way can be had ([`hindrance`]): [`all`] without looks at other processes.
+pub fn of_ways(system: &System) -> Vec<Check> {
+    let mut checks = of_swap_devices(system);
+    checks.extend(pager_checks::all(system));
+    checks
+}
+
+fn of_swap_devices(system: &System) -> Vec<Check> {
     let mut checks = vec![
         user(system),
         kernel(system),
@@ -55,8 +69,6 @@ pub fn all(system: &System) -> Vec<Check> {
         donors_sandbox(),
     ];
     excuse_front_end(&mut checks);
-    checks.extend(interplay_checks::all(system));
-    checks.extend(pager_checks::all(system));
     checks
 }
 

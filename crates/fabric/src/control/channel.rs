@@ -126,6 +126,12 @@ impl ControlSender {
         outcome
     }
 
+    /// Tells the peer that this is the end, waiting for `patience` at most. A peer that does not get it notices the
+    /// closed socket.
+    pub fn say_goodbye(&self, reason: &str, patience: Duration) {
+        let _ = self.clone().with_patience(patience).send(&Message::Goodbye { reason: reason.to_owned() }, None);
+    }
+
     /// Ends the channel in both directions; the receiver's waiting thread wakes up.
     pub fn close(&self) {
         self.shared.socket.shutdown();

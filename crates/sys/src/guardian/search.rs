@@ -8,9 +8,9 @@
 //! a user cannot map the file in a process that waits, and have it kept for later, without ending that program himself.
 
 use std::os::fd::{AsFd, AsRawFd};
-
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::wait_for_end;
 use crate::mapping::Mapping;
 use crate::memfd::Memfd;
 use crate::proc_text::fields;
@@ -150,7 +150,7 @@ impl MappedFile {
             Ok(copy) if copy > 0 => {
                 let mut steps = look.steps().load(Ordering::SeqCst);
                 let has_ended = loop {
-                    if ends_within(pidfd, LOOK_PATIENCE_MS) {
+                    if wait_for_end(pidfd, LOOK_PATIENCE_MS) {
                         break true;
                     }
                     let now = look.steps().load(Ordering::SeqCst);
@@ -223,13 +223,6 @@ impl MappedFile {
             }
         }
     }
-}
-
-/// Whether the process that `pidfd` is of ends within a time.
-fn ends_within(pidfd: i32, patience_ms: i32) -> bool {
-    let mut wanted = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure of ours. Signals are blocked, so anything but 0 is an end.
-    unsafe { libc::poll(&raw mut wanted, 1, patience_ms) != 0 }
 }
 
 /// Whose process it is; its `status` is read without the lock of its memory.

@@ -225,9 +225,7 @@ const STOPS: &str = "the device stops";
 
 fn say_goodbye(donor: &DonorEntry, reason: &str, patience: Duration) {
     if let Some(session) = donor.session() {
-        // A donor that does not get the goodbye notices the closed socket.
-        let _ =
-            session.sender.clone().with_patience(patience).send(&Message::Goodbye { reason: reason.to_owned() }, None);
+        session.sender.say_goodbye(reason, patience);
         session.sender.close();
     }
 }
