@@ -133,7 +133,7 @@ fn bystander_named_like(file: &Memfd, directory: &std::path::Path) -> Victim {
     let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
     let named = directory.join(format!(" {major:02x}:{minor:02x} {} ", status.st_ino));
     std::fs::create_dir(&named).unwrap();
-    // By a process of its own: a child that another test forks meanwhile would have the file open for writing (ETXTBSY).
+    // By a process of its own: a child that another test forks would have the file open for writing (ETXTBSY).
     assert!(Command::new("cp").arg("/bin/cat").arg(named.join("cat")).status().unwrap().success());
     Victim(Command::new(named.join("cat")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
 }
